@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from baar_jax.envs.engines import Engine
 from baar_jax.envs.errors import KnowledgeErrors, Oracle
 from baar_jax.episode import CacheRule, Task
 
+# Words of a result that tell of an error (our choice).
+ERROR_WORDS = re.compile(
+  "no known action|nothing happens|error|exception|fail|can't|jams", re.IGNORECASE
+)
 NO_EXPERT = (
   "this environment has no expert, which scripted models need: define oracle() and "
   "mistake() in its class, or set --config.models.kind=chat"

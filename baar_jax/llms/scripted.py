@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env, Oracle
+from baar_jax.envs.base import ERROR_WORDS, Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
 from baar_jax.episode import SMALL, Call, Reply, Task, decision_words
 from baar_jax.llms.agent import Agent, Messages, Reserve, write_reply
@@ -28,7 +28,6 @@ from baar_jax.llms.prices import (
 )
 
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
-WRONG = re.compile("no known action|nothing happens|error|exception|fail|can't|jams")
 
 
 class Prospect(NamedTuple):
@@ -286,7 +285,7 @@ class ScriptedJudge(Agent):
   """Simulate the strong model that a zero-shot router asks, by a rule (our choice).
 
   The rule chooses the costliest model at the start, after a result with a word of
-  `WRONG`, and if the last action has brought the same result before. Otherwise it
+  `ERROR_WORDS`, and if the last action has brought the same result before. Otherwise it
   chooses the cheapest model.
 
   Attributes:
@@ -301,7 +300,7 @@ class ScriptedJudge(Agent):
     """Answer with the word that names the chosen model; see `decision_words`."""
     rounds = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
     rank = SMALL
-    if not rounds or rounds[-1] in rounds[:-1] or WRONG.search(rounds[-1][1].lower()):
+    if not rounds or rounds[-1] in rounds[:-1] or ERROR_WORDS.search(rounds[-1][1]):
       rank = -1
     answer = decision_words(self.models)[rank]
     call = self.account.pay(messages, answer, step)

@@ -32,6 +32,7 @@ PARAMETERS = {
   "p": "LARGE with probability {:g}",
   "mu": "μ {:g}",
   "rank": "model {:g}",
+  "patience": "patience {:g}",
   "calls": "at most {} LARGE calls",
   "usd": "at most ${:g}",
 }
@@ -81,7 +82,9 @@ NOTES = {
     "is spent. Optimism is the number of ensemble standard deviations added to LARGE's "
     "advantage. A trained router calls LARGE from probability 0.5 on, or from the "
     "stated one. A LARGE share sets the probability above which LARGE has this share "
-    "of the stored training decisions. μ is the success that a dollar must bring."
+    "of the stored training decisions. μ is the success that a dollar must bring. "
+    "Patience is the number of steps for which LARGE acts after an error or a "
+    "repeated observation."
   ),
 }
 

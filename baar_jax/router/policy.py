@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -192,10 +192,16 @@ class RouterPolicy(Policy):
     return softmax(logits_RxA, self.spec.key)
 
 
+def pick_best(advantage_A: np.ndarray, live: Live) -> int:
+  """Pick the model with the largest Q value."""
+  return int(advantage_A.argmax())
+
+
 class ConditionedPolicy(RouterPolicy):
   """Decide by the value heads, given the remaining cap and the cost weight.
 
-  This is the budget-conditioned router. The model with the largest Q value acts.
+  This is the budget-conditioned router. By default the model with the largest Q value
+  acts.
 
   Attributes:
     cost_weights: The cost weights that an episode may name. If an episode names none,
@@ -215,6 +221,7 @@ class ConditionedPolicy(RouterPolicy):
     billing: Billing,
     rows: int,
     mesh: Mesh | None = None,
+    pick: Callable[[np.ndarray, Live], int] = pick_best,
   ):
     """Copy the model to this process's first device, and keep the value heads.
 
@@ -228,8 +235,11 @@ class ConditionedPolicy(RouterPolicy):
       billing: the prices and prompt caches of the models.
       rows: the largest number of episodes that are live at once.
       mesh: the mesh that holds the model's parameters; None is one device.
+      pick: a function of the models' advantages and an episode; returns the index of
+        the model to act.
     """
     super().__init__(spec, model, view, Threshold(), rows, mesh)
+    self._pick = pick
     self._heads = heads
     self._billing = billing
     # The first layer's inputs are the hidden state and the facts.
@@ -243,11 +253,12 @@ class ConditionedPolicy(RouterPolicy):
     self._compare(hidden, np.zeros((1, self._facts)))
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA: 1 for the model with the largest Q value, 0 for the others."""
+    """Compute p_RxA: 1 for the model that `pick` chooses, 0 for the others."""
     check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
     facts_R = [self._describe(live) for live in ready]
     advantage_RxA = self._compare(hidden_RxD, np.stack(facts_R))
-    return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
+    model_R = list(map(self._pick, advantage_RxA, ready))
+    return np.eye(advantage_RxA.shape[1])[model_R]
 
   def _describe(self, live: Live) -> np.ndarray:
     """Compute the facts facts_F of an episode's next decision."""

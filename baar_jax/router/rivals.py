@@ -1,4 +1,4 @@
-"""Define two rivals: the cascade (FrugalGPT) and the zero-shot router."""
+"""Define rivals: the cascade, the zero-shot router, and rules on the value heads."""
 
 import dataclasses
 import re
@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Reply, Task
+from baar_jax.episode import SMALL, Reply, Step, Task
 from baar_jax.llms.agent import Agent, Reserve, parse_action
+from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.router.policy import RouterPolicy
+from baar_jax.router.head import CallMeans, list_outlooks
+from baar_jax.router.policy import RouterPolicy, pick_best
 from baar_jax.router.view import View
 
 
@@ -162,3 +166,49 @@ class ZeroShotPolicy(Policy):
     words = self._view.words
     named = set(re.findall(rf"\b({'|'.join(words)})\b", answer))
     return words.index(named.pop()) if len(named) == 1 else SMALL
+
+
+def escalate_once(advantage_A: np.ndarray, live: Live) -> int:
+  """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
+
+  With two models SMALL acts until the value heads choose LARGE once, and then LARGE
+  acts to the end (arXiv 2607.00053).
+  """
+  costliest = max((step.model for step in live.steps), default=SMALL)
+  return max(costliest, pick_best(advantage_A, live))
+
+
+@dataclasses.dataclass(frozen=True)
+class StayWarm:
+  """Stay with the last model unless a switch is worth its dollars (Weave, Plano).
+
+  A model's switch costs the dollars by which its next call exceeds a call with a warm
+  prompt. With the cost weight w, the last model acts unless another model has
+
+      Q value - w / (1 + w) * normalised dollars of its switch > Q value of the last
+
+  Here Q values are those of the cost weight w, so both sides have one unit. At the
+  first step the model with the largest Q value acts.
+
+  Attributes:
+    billing: the prices and prompt caches of the models.
+    means: the means of the training episodes' calls.
+    usd_weight: w / (1 + w) per dollar, i.e. divided by the dollars of one normalised
+      dollar.
+  """
+
+  billing: Billing
+  means: CallMeans
+  usd_weight: float
+
+  def pick(self, advantage_A: np.ndarray, live: Live) -> int:
+    """Pick the model of an episode's next step from the models' advantages."""
+    if not live.steps:
+      return pick_best(advantage_A, live)
+    last_model = live.steps[-1].model
+    steps = [*live.steps, Step(live.observation, SMALL, "")]
+    *_, outlooks = list_outlooks(self.billing, self.means, steps)
+    switch_usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
+    value_A = advantage_A - self.usd_weight * switch_usd_A
+    best = pick_best(value_A, live)
+    return best if value_A[best] > advantage_A[last_model] else last_model

@@ -12,9 +12,9 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.serve.request import ROUTER, SAMPLE
 from baar_jax.store import read_run
-from baar_jax.train import families
 from baar_jax.train.checkpoint import RouterFiles
-from baar_jax.train.families import Loader, open_router
+from baar_jax.train.families import FAMILIES, Loader, open_router
+from baar_jax.train.listing import served_specs
 
 # Only this stage needs the libraries of a server, so its functions import them.
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
   serve_config = config.serve
   loader = Loader(files, serve_config.max_sessions)
   policies = {}
-  for name, spec in families.served_specs(config).items():
+  for name, spec in served_specs(config).items():
     policies[name] = loader.build(spec)
   if serve_config.policy in (ROUTER, SAMPLE):
     source = find_router_files(files)
@@ -130,5 +130,5 @@ def build(run: Run) -> "App":
     raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
   policies = open_policies(run.training())
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
-  label = functools.partial(label_policy, styles=families.FAMILIES)
+  label = functools.partial(label_policy, styles=FAMILIES)
   return App(Exchange(config, run.store, sessions, policies, label), key)

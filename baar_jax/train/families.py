@@ -24,18 +24,20 @@ from baar_jax.rollout import rules
 from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
+from baar_jax.router import rivals
+from baar_jax.router.head import TINY_USD
 from baar_jax.router.policy import (
   ConditionedPolicy,
   RouterPolicy,
   Rule,
   Sample,
   Threshold,
+  pick_best,
 )
 from baar_jax.router.qwen2 import Qwen2, softmax
-from baar_jax.router.rivals import CascadePolicy, ZeroShotPolicy
 from baar_jax.router.view import View
 from baar_jax.store import Store
-from baar_jax.train import listing, losses
+from baar_jax.train import jobs, listing, losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import (
   RouterFiles,
@@ -44,28 +46,13 @@ from baar_jax.train.checkpoint import (
   load_router,
   open_finished,
 )
-from baar_jax.train.dataset import load_threshold_episodes
+from baar_jax.train.dataset import load_profiles, load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_sft, learn_scorer, learn_winners
-from baar_jax.train.jobs import (
-  ALWAYS,
-  ALWAYS_LARGE,
-  ALWAYS_SMALL,
-  BOPO,
-  COMPARED,
-  CONDITIONED,
-  FIRST_LARGE,
-  LABELS,
-  SFT,
-  Planned,
-  list_ranks,
-  stratified_spec,
-)
-from baar_jax.train.rollouts import fit_rollouts
+from baar_jax.train.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
+from baar_jax.train.rewards import mean_large_usd
+from baar_jax.train.rollouts import fit_rollouts, train_bopo, train_vanilla
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.values import fit_values, load_heads
-
-RANDOM = "random"
-VANILLA = "vanilla"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +138,11 @@ class Loader:
       self._loaded = Loaded(family, lam, load_router(self.files, family, lam))
     return self._loaded
 
-  def load_trunk(self, family: str) -> Qwen2:
-    """Load the frozen trunk of a family's value heads: the router before SFT."""
-    if self._loaded is None or self._loaded.family != family:
+  def load_trunk(self) -> Qwen2:
+    """Load the frozen trunk of the value heads: the router before SFT."""
+    if self._loaded is None or self._loaded.family != CONDITIONED:
       model = load_initial(self.files, self.files.open_trunk_view())
-      self._loaded = Loaded(family, None, model)
+      self._loaded = Loaded(CONDITIONED, None, model)
     return self._loaded.model
 
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
@@ -203,16 +190,6 @@ def list_specs(config: Config) -> list[PolicySpec]:
   return specs
 
 
-def served_specs(config: Config) -> dict[str, PolicySpec]:
-  """Return the policies that clients can ask for, by the word after "baar:"."""
-  return {
-    "small": ALWAYS_SMALL,
-    "large": ALWAYS_LARGE,
-    "random": PolicySpec(RANDOM, p=0.5),
-    "stratified": stratified_spec(config),
-  }
-
-
 def list_trained(config: Config) -> list[PolicySpec]:
   """Return one policy for each trained router that the evaluation needs."""
   routers = {}
@@ -240,21 +217,19 @@ def check_baselines(config: Config) -> None:
   """Check the names of rivals, and that each ablation changes the configuration.
 
   Raises:
-    ValueError: a rival is not in `FAMILIES`, or the configuration already lacks the
-      part that an ablation leaves out.
+    ValueError: a rival is not in `FAMILIES` or needs value heads that are not trained,
+      or the configuration already lacks the part that an ablation leaves out.
   """
   baselines = config.baselines
-  rivals = sorted(name for name, family in FAMILIES.items() if family.is_rival)
-  are_rivals = {*rivals}.issuperset(baselines.rivals)
-  require(are_rivals, "baselines.rivals", f"some of {', '.join(rivals)}")
+  names = sorted(name for name, family in FAMILIES.items() if family.is_rival)
+  are_rivals = {*names}.issuperset(baselines.rivals)
+  require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
+  valued = {jobs.STICKY, jobs.ESCALATION}.intersection(baselines.rivals)
+  has_heads = config.value.updates > 0 or not valued
+  require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
   for name in baselines.ablations:
     requirement = f"without {name}: this configuration leaves that part out already"
     require(ablate(config, name) != config, "baselines.ablations", requirement)
-
-
-def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the privileged rule, which reads the scripted models' error rates."""
-  return rules.PrivilegedPolicy(spec)
 
 
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
@@ -267,28 +242,43 @@ def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
   """Build the zero-shot router, which asks the configured judge at each step."""
-  config = loader.files.config
+  files = loader.files
+  config = files.config
   judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
-  return ZeroShotPolicy(spec, judge, config.router, loader.files.tokenizer, models)
+  return rivals.ZeroShotPolicy(spec, judge, config.router, files.tokenizer, models)
 
 
-def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the budget-conditioned router from its frozen trunk and its value heads."""
+def _build_conditioned(
+  spec: PolicySpec,
+  loader: Loader,
+  pick: Callable[[np.ndarray, Live], int] = pick_best,
+) -> Policy:
+  """Build a policy on the value heads from their frozen trunk.
+
+  Args:
+    spec: the policy.
+    loader: loads the trunk.
+    pick: picks a model, given the models' advantages.
+  """
   files = loader.files
-  model = loader.load_trunk(spec.family)
+  model = loader.load_trunk()
   view = files.open_trunk_view()
+  heads = load_heads(files)
   weights = files.config.value.cost_weights
   return ConditionedPolicy(
-    spec,
-    model,
-    view,
-    load_heads(files),
-    weights,
-    files.billing,
-    loader.rows,
-    files.mesh,
+    spec, model, view, heads, weights, files.billing, loader.rows, files.mesh, pick
   )
+
+
+def _build_sticky(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the rule that stays with the last model, with its weight of dollars."""
+  files = loader.files
+  profiles = load_profiles(loader.store, files.config, "train")
+  unit_usd = max(TINY_USD, mean_large_usd(profiles.values()))
+  usd_weight = spec.cost_weight / (1 + spec.cost_weight) / unit_usd
+  rule = rivals.StayWarm(files.billing, load_heads(files).scale.calls, usd_weight)
+  return _build_conditioned(spec, loader, rule.pick)
 
 
 def _build_router(
@@ -307,7 +297,7 @@ def _build_router(
     loaded = loader.load(SFT)
   else:
     loaded = loader.load(spec.family, spec.lam)
-  view = files.open_view(proposals=policy is CascadePolicy)
+  view = files.open_view(proposals=policy is rivals.CascadePolicy)
   rule = _make_rule(spec, loader, loaded, view)
   return policy(spec, loaded.model, view, rule, loader.rows, files.mesh)
 
@@ -328,24 +318,6 @@ def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> 
   p_NxA = loader.predict_stored(loaded, view)
   switch_N = Threshold(usd_A=usd_A).switch_thresholds(p_NxA)
   return Threshold(float(np.quantile(switch_N, 1.0 - spec.share)), usd_A)
-
-
-def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the cascade, whose router reads the proposed action."""
-  return _build_router(spec, loader, CascadePolicy)
-
-
-def _train_bopo(training: Training) -> None:
-  """Train BoPO with each cost weight."""
-  method = losses.bopo_method(training.config.bopo)
-  for lam in training.config.bopo.lam:
-    fit_rollouts(training, BOPO, method, lam)
-
-
-def _train_vanilla(training: Training) -> None:
-  """Train vanilla RL (DAPO) with each cost weight."""
-  for lam in training.config.bopo.lam:
-    fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
 
 def _train_rival(
@@ -375,7 +347,7 @@ def _train_ablation(name: str, training: Training) -> None:
   if ablated.sft_family != training.sft_family:
     fit_sft(ablated)
   method = losses.bopo_method(ablated.config.bopo)
-  fit_rollouts(ablated, BOPO, method, compared_lam(training.config))
+  fit_rollouts(ablated, jobs.BOPO, method, compared_lam(training.config))
 
 
 def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
@@ -414,27 +386,27 @@ def _ablation(name: str, label: str, color: str, marker: str) -> Family:
 
 
 FAMILIES = {
-  ALWAYS_SMALL.family: Family(
-    LABELS[ALWAYS_SMALL.family],
+  jobs.ALWAYS_SMALL.family: Family(
+    LABELS[jobs.ALWAYS_SMALL.family],
     "#1d2530",
     "X",
     listing.list_small,
     rule=rules.take_small,
   ),
-  ALWAYS_LARGE.family: Family(
-    LABELS[ALWAYS_LARGE.family],
+  jobs.ALWAYS_LARGE.family: Family(
+    LABELS[jobs.ALWAYS_LARGE.family],
     "#1d2530",
     "X",
     listing.list_uncapped,
     rule=rules.take_large,
   ),
-  FIRST_LARGE: Family(
-    LABELS[FIRST_LARGE], "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
+  jobs.FIRST_LARGE: Family(
+    LABELS[jobs.FIRST_LARGE], "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
   ),
-  ALWAYS: Family(
+  jobs.ALWAYS: Family(
     "always the intermediate model", "#5f6875", "X", list_ranks, rule=rules.take_rank
   ),
-  RANDOM: Family(
+  jobs.RANDOM: Family(
     "random", "#848b96", "^", listing.list_random, rule=rules.take_randomly
   ),
   "privileged": Family(
@@ -442,7 +414,7 @@ FAMILIES = {
     "#8a5eb0",
     "P",
     listing.list_privileged,
-    build=_build_privileged,
+    build=lambda spec, loader: rules.PrivilegedPolicy(spec),
   ),
   "optimum": Family(
     "optimum (exact policy)", "#ad7a10", "*", listing.list_optimum, build=_build_optimum
@@ -464,6 +436,30 @@ FAMILIES = {
     stage="value",
     train=fit_values,
   ),
+  jobs.STICKY: Family(
+    "cache-sticky rule",
+    "#d0902f",
+    ">",
+    listing.list_valued,
+    build=_build_sticky,
+    is_rival=True,
+  ),
+  jobs.ESCALATION: Family(
+    "one escalation",
+    "#5a9e3d",
+    "d",
+    listing.list_valued,
+    build=functools.partial(_build_conditioned, pick=rivals.escalate_once),
+    is_rival=True,
+  ),
+  "stage-rule": Family(
+    "stage rule",
+    "#4a90b8",
+    "p",
+    listing.list_patient,
+    rule=rules.take_after_trouble,
+    is_rival=True,
+  ),
   SFT: Family(
     LABELS[SFT],
     "#2f6cb3",
@@ -473,14 +469,14 @@ FAMILIES = {
     stage=SFT,
     train=fit_sft,
   ),
-  BOPO: Family(
-    LABELS[BOPO],
+  jobs.BOPO: Family(
+    LABELS[jobs.BOPO],
     "#c9452c",
     "o",
     listing.list_learnt,
     build=_build_router,
-    stage=BOPO,
-    train=_train_bopo,
+    stage=jobs.BOPO,
+    train=train_bopo,
     list_jobs=listing.list_updates,
   ),
   "cascade": Family(
@@ -488,7 +484,7 @@ FAMILIES = {
     "#7a5a2e",
     "v",
     listing.list_classifier,
-    build=_build_cascade,
+    build=functools.partial(_build_router, policy=rivals.CascadePolicy),
     stage="baselines",
     train=functools.partial(_train_rival, "cascade", learn_scorer),
     is_rival=True,
@@ -504,14 +500,14 @@ FAMILIES = {
     list_jobs=listing.list_single_turn,
     is_rival=True,
   ),
-  VANILLA: Family(
+  jobs.VANILLA: Family(
     "vanilla RL",
     "#3c4cc0",
     "h",
     listing.list_learnt,
     build=_build_router,
     stage="baselines",
-    train=_train_vanilla,
+    train=train_vanilla,
     list_jobs=functools.partial(listing.list_updates, batches=VANILLA_BATCHES),
     is_rival=True,
   ),
@@ -528,7 +524,7 @@ FAMILIES = {
   "no-reference": _ablation("no-reference", "no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus", "#a05a7a", "^"),
   # This row is for plots: BoPO's points at the one cost weight that all ablations have.
-  COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
+  jobs.COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
 }
 # The stages that train a family.
 STAGES = [*dict.fromkeys(row.stage for row in FAMILIES.values() if row.stage)]

@@ -10,6 +10,8 @@ from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
 BOPO = "bopo"
+VANILLA = "vanilla"
+RANDOM = "random"
 ALWAYS = "always"  # The family of policies with one intermediate model at all steps.
 # In reports, BoPO's points at the one cost weight that all ablations have.
 COMPARED = "compared"
@@ -20,6 +22,9 @@ BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 # The family of always-LARGE under a cap: LARGE acts until the cap is spent, then SMALL.
 FIRST_LARGE = "first-large"
 CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
+# Two rivals that decide by the value heads.
+STICKY = "cache-sticky"
+ESCALATION = "one-escalation"
 # The labels of the families in this file, for readers.
 LABELS = {
   ALWAYS_SMALL.family: "always-SMALL",

@@ -24,11 +24,13 @@ from baar_jax.train.jobs import (
   BOPO,
   CONDITIONED,
   FIRST_LARGE,
+  RANDOM,
   SFT,
   Planned,
   list_ranked_trials,
   list_rollouts,
   rollout_spec,
+  stratified_spec,
 )
 
 # The exact policy is evaluated with these values of mu, the number of successes that
@@ -43,6 +45,8 @@ ROUTINE_WEIGHTS = (0, 3)
 # The optimism of cap-blind policies is chosen on dev from these numbers of ensemble
 # standard deviations.
 OPTIMISM = (0.0, 1, 2)
+# The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
+PATIENCE = (1, 2, 3, 5, 10)
 
 Specs = Iterator[PolicySpec]
 Tasks = Mapping[str, list[Task]]  # The tasks of each split.
@@ -259,6 +263,23 @@ def list_conditioned(config: Config, name: str) -> Specs:
     yield from under(config, blind)
 
 
+def list_valued(config: Config, name: str) -> Specs:
+  """Yield the policies of a rival that decides by the value heads.
+
+  There is a cap-blind policy for each cost weight, uncapped and under caps.
+  """
+  router = trained_spec(config, name, config.value.updates)
+  router = dataclasses.replace(router, cap_conditioned=False)
+  for weight in config.value.cost_weights:
+    yield from with_caps(config, dataclasses.replace(router, cost_weight=weight))
+
+
+def list_patient(config: Config, name: str) -> Specs:
+  """Yield the stage rule for each patience, uncapped and under caps."""
+  for patience in PATIENCE:
+    yield from with_caps(config, PolicySpec(name, patience=patience))
+
+
 def list_updates(
   config: Config, spec: PolicySpec, tasks: Tasks, batches: int = 1
 ) -> Iterator[Planned]:
@@ -303,6 +324,16 @@ def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
   if spec.family == FIRST_LARGE:
     return ALWAYS_LARGE
   return spec.under(Cap())
+
+
+def served_specs(config: Config) -> dict[str, PolicySpec]:
+  """Return the policies that clients can ask for, by the word after "baar:"."""
+  return {
+    "small": ALWAYS_SMALL,
+    "large": ALWAYS_LARGE,
+    "random": PolicySpec(RANDOM, p=0.5),
+    "stratified": stratified_spec(config),
+  }
 
 
 def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:

@@ -16,7 +16,13 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
-from baar_jax.train.jobs import label_family, list_rollouts, rollout_spec
+from baar_jax.train.jobs import (
+  BOPO,
+  VANILLA,
+  label_family,
+  list_rollouts,
+  rollout_spec,
+)
 from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer
 
@@ -83,6 +89,19 @@ class RolloutProgress:
   episodes: int = 0
   gradient_steps: int = 0
   finished: bool = False
+
+
+def train_bopo(training: Training) -> None:
+  """Train BoPO with each cost weight."""
+  method = losses.bopo_method(training.config.bopo)
+  for lam in training.config.bopo.lam:
+    fit_rollouts(training, BOPO, method, lam)
+
+
+def train_vanilla(training: Training) -> None:
+  """Train vanilla RL (DAPO) with each cost weight."""
+  for lam in training.config.bopo.lam:
+    fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
