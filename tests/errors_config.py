@@ -124,8 +124,12 @@ CASES = [
     check({"env.train_tasks": 0}),
   ),
   (
-    "--config.baselines.rivals must be some of cascade, single-turn, vanilla, zero-shot; it is ('no-such',)",
+    "--config.baselines.rivals must be some of cache-sticky, cascade, one-escalation, single-turn, stage-rule, vanilla, zero-shot; it is ('no-such',)",
     check({"baselines.rivals": ("no-such",)}),
+  ),
+  (
+    "--config.value.updates must be above 0 for cache-sticky and one-escalation; it is 0",
+    check({"baselines.rivals": ("one-escalation", "cache-sticky"), "value.updates": 0}),
   ),
   (
     "--config.env.live_per_process must be at most 1 for AppWorld; it is 4",

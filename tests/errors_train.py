@@ -132,7 +132,8 @@ CASES = [
   # The configuration of rivals and ablations.
   (
     "--config.baselines.rivals must be "
-    "some of cascade, single-turn, vanilla, zero-shot; it is ('cascades',)",
+    "some of cache-sticky, cascade, one-escalation, single-turn, stage-rule, vanilla, "
+    "zero-shot; it is ('cascades',)",
     lambda tmp: check_baselines("baselines", rivals=("cascades",)),
   ),
   (

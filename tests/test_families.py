@@ -51,6 +51,13 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   for bold in (1, 2):
     expected += [f"{told}optimism={bold})"]
     expected += [f"{told}optimism={bold},{cap})" for cap in K[1:]]
+  for rule in ("cache-sticky", "one-escalation"):
+    for weight in (0.5, 0.1):
+      spared = f"{rule}(update=9,cost_weight={weight}"
+      expected += [f"{spared})", f"{spared},K=1)", f"{spared},K=2)"]
+  for steps in (1, 2, 3, 5, 10):
+    patient = f"stage-rule(patience={steps}"
+    expected += [f"{patient})", f"{patient},K=1)", f"{patient},K=2)"]
   routers = [
     "sft(update=2",
     "bopo(lam=0.1,update=2",
@@ -83,6 +90,11 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     assert uncapped[key] is None
   assert uncapped[f"{told}optimism=0,K=2)"].key == f"{free}0.1)"
   assert uncapped[f"{told}optimism=1,K=2)"].key == f"{told}optimism=1)"
+  # The three rules act alike until the cap is spent, even if routers read their cap.
+  config.router.show_budget = True
+  rules = {"cache-sticky", "one-escalation", "stage-rule"}
+  specs = [spec for spec in list_specs(config) if spec.family in rules and spec.cap]
+  assert len(specs) == 18 and all(find_uncapped(spec) for spec in specs)
 
 
 def test_every_policy_is_played_under_caps_on_dollars(config):
@@ -172,6 +184,8 @@ SHAPES = [
   ("always-small always-large first-large", {"cap": CAP}),
   ("always", {"rank": COUNT}),
   ("random", {"p": WEIGHT, "cap": CAP}),
+  ("stage-rule", {"patience": COUNT, "cap": CAP}),
+  ("cache-sticky one-escalation", VALUES | {"cap": CAP}),
   ("privileged optimum", {"mu": st.none() | WEIGHT, "cap": CAP}),
   ("zero-shot", {"judge": JUDGE, "cap": CAP}),
   ("stratified exploration exploration-all", {"plans": PLANS}),

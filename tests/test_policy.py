@@ -10,15 +10,16 @@ import pytest
 import tiny
 from tiny import call
 
-from baar_jax.episode import Reply, Step, Task
-from baar_jax.llms.prices import Price
-from baar_jax.llms.scripted import ScriptedJudge
+from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
+from baar_jax.llms.prices import Billing, Price
+from baar_jax.llms.scripted import Account, Clock, ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import Purse, Turn
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
+from baar_jax.router.head import CallMeans
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
-from baar_jax.router.rivals import ZeroShotPolicy
+from baar_jax.router.rivals import StayWarm, ZeroShotPolicy, escalate_once
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 
@@ -171,6 +172,68 @@ def test_large_is_picked_from_the_threshold_on():
     assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
 
 
+def acted(models: str) -> Live:
+  """Make an episode whose last prompt had 100 tokens, and whose next one has 200.
+
+  Args:
+    models: the models that have acted, as letters.
+  """
+  live = start(0)
+  for letter in models:
+    model = "SML".index(letter)
+    step = Step("x", model, "", [Call(model, Usage(100, 0, 0), 0.0)])
+    live.steps.append(step)
+  live.observation = "x" * 400
+  return live
+
+
+# An input token costs 1, 2 and 10 millionths of a dollar, and a quarter if it is cached.
+# SMALL's switch to a cold prompt of 200 tokens costs 200 - 50 = 150 millionths, LARGE's
+# 2000 - 500 = 1500. A dollar weighs 100, so the switches weigh 0.015 and 0.15. If LARGE
+# has read 100 tokens, its switch costs 1250 - 500 = 750 millionths and weighs 0.075.
+@pytest.mark.parametrize(
+  "models, advantage_A, model",
+  [
+    ("", [0, -1, 0.01], 2),
+    ("", [0.01, -1, 0], 0),
+    ("S", [0, -1, 0.14], 0),
+    ("S", [0, -1, 0.16], 2),
+    ("L", [0.014, -1, 0], 2),
+    ("L", [0.016, -1, 0], 0),
+    ("LS", [0, -1, 0.07], 0),
+    ("LS", [0, -1, 0.08], 2),
+    # The intermediate model's switch weighs (400 - 100) * 1e-6 * 100 = 0.03.
+    ("S", [0, 0.04, 0.15], 1),
+  ],
+)
+def test_a_switch_of_models_has_to_pay_for_a_cold_prompt(models, advantage_A, model):
+  prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
+  billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
+  rule = StayWarm(billing, CallMeans(1.0, 100.0, 0.0), usd_weight=100)
+  assert rule.pick(np.array(advantage_A), acted(models)) == model
+  # Without a weight of dollars the model with the largest Q value acts.
+  free = dataclasses.replace(rule, usd_weight=0)
+  assert free.pick(np.array(advantage_A), acted(models)) == np.argmax(advantage_A)
+
+
+@pytest.mark.parametrize(
+  "models, advantage_A, model",
+  [
+    ("", [0, 0.1], 1),
+    ("", [0.1, 0], 0),
+    ("SS", [0.1, 0], 0),
+    ("SLS", [0.1, 0], 1),
+    ("SM", [0.2, 0.1, 0], 1),
+    ("SM", [0, 0.1, 0.2], 2),
+  ],
+)
+def test_one_escalation_never_goes_back(models, advantage_A, model):
+  """In "SLS" a budget took SMALL at the third step."""
+  if len(advantage_A) == 2:
+    models = models.replace("L", "M")
+  assert escalate_once(np.array(advantage_A), acted(models)) == model
+
+
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
 def test_infinite_and_nan_logits_stop_the_run(filled, router_config, view, number):
   """Without the error, the router would always pick the same model."""
@@ -221,9 +284,10 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   ]
 
 
-def test_the_scripted_judge_reads_the_prompt(make_task):
+def test_the_scripted_judge_reads_the_prompt():
   done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
-  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, unlimited)
+  billing = Billing((Price(1.0, 1.0, 4.0),), (None,))
+  judge = ScriptedJudge(Account(0, billing, Clock(1.0), unlimited))
   answers = {
     "Previous steps: none\nDecision:": "BIG",
     done.format("a hall"): "SMALL",
