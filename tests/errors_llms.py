@@ -109,7 +109,7 @@ CASES = [
     lambda tmp: ask(tmp, "dear"),
   ),
   (
-    "small at 127.0.0.1 answered 404: told to answer 404. Every call would end like "
+    "small at 127.0.0.1 answered 404: asked to answer 404. Every call would end like "
     "this. Correct the settings --config.models of this model, then run the same command "
     "again.",
     lambda tmp: ask(tmp, "404"),

@@ -167,8 +167,13 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
   sft(run)
   assert_same(leaves(run, "sft"), seen[0.02, 4])
   line = logged(run, "stored-training")[-1]
-  found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
-  assert found == (0.02, 4, 5, 0.5)
+  summary = (
+    line["learning_rate"],
+    line["best_update"],
+    line["updates"],
+    line["dev_loss"],
+  )
+  assert summary == (0.02, 4, 5, 0.5)
   tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 
