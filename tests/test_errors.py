@@ -60,10 +60,10 @@ class Site(NamedTuple):
   is_raised: bool
 
 
-def list_calls(node: ast.AST | None) -> set[str]:
+def list_calls(node: ast.AST) -> set[str]:
   """List the names of the functions and classes that a piece of code calls."""
   names = set()
-  for part in ast.walk(node) if node else ():
+  for part in ast.walk(node):
     if isinstance(part, ast.Call):
       names.add(getattr(part.func, "id", getattr(part.func, "attr", "")))
   return names
@@ -104,7 +104,7 @@ def list_sites(path: Path) -> list[Site]:
 
 
 class Product(NamedTuple):
-  """What a case has produced.
+  """The result of a case.
 
   Attributes:
     message: the error's message, with TMP for the directory.
