@@ -1,6 +1,7 @@
 """The errors of the configuration, its files and the command line."""
 
 import operator
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -37,6 +38,17 @@ def command(*arguments: str, file: str = "") -> Callable[[Path], None]:
     # The command prints its error and returns an exit code; here it raises the error.
     with mock.patch.object(main, "fail", refuse):
       main.main(main.parse(argv, flags.FlagValues()))
+
+  return make
+
+
+def stop_a_stage(error: Exception) -> Callable[[Path], None]:
+  """Return a case in which a stage of a command raises an error."""
+
+  def make(tmp: Path) -> None:
+    stage = mock.Mock(side_effect=error)
+    with mock.patch.dict(main.STAGES, report=stage):
+      command("--stage=report", f"--config.runs={tmp}")(tmp)
 
   return make
 
@@ -176,6 +188,18 @@ CASES = [
       "--config=FILE",
       file="from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.value.prices = (0,)\n  return c",
     ),
+  ),
+  (
+    "...no_field...; baar_jax/config.py lists the fields",
+    command("--config.bopo.no_field=3"),
+  ),
+  (
+    "TMP/quickstart: disk image is malformed (from SQLite); check the free space and the rights, and run the same command again",
+    stop_a_stage(sqlite3.DatabaseError("disk image is malformed")),
+  ),
+  (
+    "out of memory: lower --config.sft.micro_episodes or the router's sizes (MemoryError())",
+    stop_a_stage(MemoryError()),
   ),
   (
     "--stage=export runs in one process only: leave out --config.distributed",
