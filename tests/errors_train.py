@@ -26,7 +26,7 @@ CHECKPOINT = (
   "cannot read checkpoint TMP/sft/1 ({}): remove this directory and run the same command"
   " again, to continue from the previous checkpoint"
 )
-HEADS = "TMP/checkpoints/value/heads.npz is missing or damaged"
+HEADS = "TMP/checkpoints/value/heads.npz is missing or damaged (...)"
 
 
 def check_baselines(section: str, **fields: object) -> None:

@@ -154,9 +154,10 @@ class Env:
 
 
 def spread(count: int) -> list[int]:
-  """Order the indices below `count` so that the first n are spread evenly, for any n.
+  """Order the indices below `count`, so that the first few spread evenly.
 
-  The sort key is the index with its bits reversed.
+  For any n, the first n indices are nearly evenly spaced. The sort key is the index
+  with its bits reversed.
   """
   return sorted(range(count), key=lambda number: f"{number:032b}"[::-1])
 

@@ -77,7 +77,7 @@ class Endpoint:
     try:
       return ipaddress.ip_address(self.host).is_private
     except ValueError:
-      # A name without a dot is localhost, or a name on the user's network.
+      # A host name without a dot is localhost, or a machine on the user's network.
       return "." not in self.host
 
   @property

@@ -87,7 +87,7 @@ NOTES = {
 
 
 class Column(NamedTuple):
-  """A column of a table in the report: its title, and the format of its numbers."""
+  """The title and number format of a column in the report."""
 
   title: str
   # A format of Python. Its letter z writes -0 as 0. The percent sign that its letter %

@@ -54,7 +54,7 @@ class Cap:
     return (self.calls, self.usd) != (None, None)
 
   def after(self, steps: Sequence[Step]) -> "Cap":
-    """Return the calls and dollars that remain after these steps, as a cap."""
+    """Compute the cap that remains after an episode's first steps."""
     calls = self.calls
     usd = self.usd
     if calls is not None:
