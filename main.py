@@ -187,7 +187,7 @@ def load_config(name: str) -> Config:
   except ValidationError as error:
     raise flags.Error(explain(error, error.title)) from None
   except BaseException as error:
-    cause = f"{type(error).__name__}: {error}"
+    cause = f"{type(error).__name__}: {error}".removesuffix(": ")
     raise flags.Error(f"cannot load {name} ({cause}): correct this file") from None
   if not isinstance(config, Config):
     raise flags.Error(

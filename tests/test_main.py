@@ -47,8 +47,8 @@ BODIES = {
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "pass": "file.py:other: get_config() returned a NoneType; return a Config",
-  "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
-  "raise SystemExit(0)": "file.py:other: SystemExit: 0",
+  "raise KeyboardInterrupt": "file.py:other (KeyboardInterrupt): correct",
+  "raise SystemExit(0)": "file.py:other (SystemExit: 0): correct",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",
 }
 CASES = [(arguments, "", expected) for arguments, expected in WRONG.items()]

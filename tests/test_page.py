@@ -63,7 +63,7 @@ LABELS = {
   ),
   "BoPO, λ 0.3, at most 1 LARGE call": BOPO.under(Cap(1)),
   "BoPO, λ 0.5": PolicySpec("bopo", lam=0.5, update=9, seeds=3, threshold=0.5),
-  "BoSFT, LARGE above probability 0.25": PolicySpec("sft", threshold=0.25),
+  "BoSFT, LARGE from probability 0.25": PolicySpec("sft", threshold=0.25),
   "cascade, LARGE share 0.6 in training": PolicySpec("cascade", share=0.6),
   "random, LARGE with probability 0.5, at most 11 LARGE calls": PolicySpec(
     "random", p=0.5, cap=Cap(11)

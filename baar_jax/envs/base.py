@@ -144,7 +144,7 @@ class Env:
     """Return a wrong action in place of the expert's.
 
     Args:
-      kind: the kind of mistake. "wrong" acts on the wrong thing; this may be fatal or
+      kind: the kind of mistake. "wrong" acts on the wrong object; this may be fatal or
         cost further steps. "lost" wastes the step in the way of a weak model, "hasty"
         in the way of a strong model.
       key: the seed of the random draw. The same key gives the same action in the same

@@ -314,7 +314,7 @@ def clean(complaint: str, key: str) -> str:
 
 
 def _strip(text: str) -> str:
-  """Keep only letters and digits, in lower case."""
+  """Keep only the letters and digits of a text, in lower case."""
   return re.sub(r"[\W_]", "", text).lower()
 
 

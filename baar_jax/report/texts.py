@@ -20,7 +20,7 @@ LEDGER = {
   "router_usd": "router",
   "total_usd": "total",
 }
-# Parts of the ledger in which only rivals have dollars.
+# Ledger columns with the dollars of calls that only rivals make.
 OPTIONAL = ("proposals_usd", "judge_usd")
 # Words for a policy's parameters and cap in its label, by name.
 PARAMETERS = {

@@ -1,4 +1,4 @@
-"""Define the records of play: PolicySpec, Cap, Job, Live and Decision."""
+"""Define the records of policies, caps, trials, live episodes and decisions."""
 
 import dataclasses
 from collections.abc import Sequence
