@@ -72,11 +72,11 @@ CASES = [
     check({"router.num_heads": 3, "router.num_kv_heads": 2}),
   ),
   (
-    "--config.references.plans must be at most one plan of each kind; it is (('steps', 1), ('steps', 2))",
+    "--config.references.plans must be plans of different kinds; it is (('steps', 1), ('steps', 2))",
     check({"references.plans": (("steps", 1), ("steps", 2))}),
   ),
   (
-    "--config.references.plans must be with all_tasks for samples: ('samples', COUNT, True); it is (('samples', 2),)",
+    "--config.references.plans must be plans in which samples have all_tasks: ('samples', COUNT, True); it is (('samples', 2),)",
     check({"references.plans": (("samples", 2),)}),
   ),
   (
@@ -128,7 +128,7 @@ CASES = [
     check({"bopo.lam": (0.1, 0.1000001)}),
   ),
   (
-    "unknown setting 'other' of the file: take trio, or none",
+    "the file has no setting 'other': choose trio, or none",
     lambda tmp: sandbox.get_config("other"),
   ),
   (
@@ -156,11 +156,11 @@ CASES = [
     check({"serve.key_variable": "NOT_SET_HERE"}),
   ),
   (
-    "--config.router.num_layers must be smaller, or another size: these take 1,600,... GB of memory; it is 2",
+    "--config.router.num_layers must be smaller, or hidden_size or vocab_size: they take 1,600,... GB; it is 2",
     check({"router.hidden_size": 10**6, "router.vocab_size": 10**8}),
   ),
   (
-    "an argument does not begin with --: write --stage=NAME, and quote blanks",
+    "an argument does not begin with --: write --FIELD=VALUE, and quote spaces",
     command("report"),
   ),
   (
@@ -172,7 +172,7 @@ CASES = [
     command("--config=FILE", file="def get_config(): pass"),
   ),
   (
-    "cannot load TMP/file.py: KeyError: 'x'",
+    "cannot load TMP/file.py (KeyError: 'x'): correct this file",
     command("--config=FILE", file="def get_config(): raise KeyError('x')"),
   ),
   (

@@ -159,8 +159,8 @@ CASES = [
   ),
   (
     "Usage(prompt_tokens=10, cached_tokens=11, completion_tokens=0, "
-    "cache_write_tokens=0) is impossible: counts are negative or exceed the prompt. "
-    "Correct it.",
+    "cache_write_tokens=0) is impossible: a count is negative, or cached and written "
+    "tokens exceed the prompt. Correct the counts.",
     lambda tmp: Price(2, 0.5, 8).cost_usd(Usage(10, 11, 0)),
   ),
   (
@@ -193,7 +193,7 @@ CASES = [
     lambda tmp: reserve_too_much(tmp, run=False),
   ),
   (
-    "A sum of dollars must be finite and >= 0, but it is -1.0.",
+    "A sum of dollars must be finite and >= 0, but it is -1.0. Correct this number.",
     lambda tmp: DollarBudget(-1.0),
   ),
   (
@@ -203,7 +203,8 @@ CASES = [
     fail_twice,
   ),
   (
-    "--config.distributed.fsdp=1000 must divide the number of devices, ...",
+    "--config.distributed.fsdp=1000 must divide the number of devices, .... "
+    "Set a divisor, or 0 for all devices.",
     lambda tmp: mesh.make_mesh(1000),
   ),
 ]
