@@ -327,10 +327,11 @@ class ReferencesConfig:
   def _check(self) -> Self:
     """Raise an error unless the kinds of the plans are different and allowed."""
     kinds = [plan.kind for plan in self.plans]
-    require(len(kinds) == len({*kinds}), "plans", "at most one plan of each kind")
+    require(len(kinds) == len({*kinds}), "plans", "plans of different kinds")
     for plan in self.plans:
       is_valid = plan.all_tasks or plan.kind != "samples"
-      require(is_valid, "plans", "with all_tasks for samples: ('samples', COUNT, True)")
+      requirement = "plans in which samples have all_tasks: ('samples', COUNT, True)"
+      require(is_valid, "plans", requirement)
     return self
 
 
@@ -692,7 +693,7 @@ def check_setting(setting: str, *settings: str) -> None:
   """
   if setting not in ("", *settings):
     names = ", ".join(settings)
-    raise ValueError(f"unknown setting {setting!r} of the file: take {names}, or none")
+    raise ValueError(f"the file has no setting {setting!r}: choose {names}, or none")
 
 
 def compared_lam(config: Config) -> float:

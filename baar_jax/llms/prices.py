@@ -64,7 +64,8 @@ class Price:
     fresh = usage.prompt_tokens - cached - written
     if min(fresh, cached, written, usage.completion_tokens) < 0:
       raise ValueError(
-        f"{usage} is impossible: counts are negative or exceed the prompt. Correct it."
+        f"{usage} is impossible: a count is negative, or cached and written tokens "
+        "exceed the prompt. Correct the counts."
       )
     write_price = self.input if self.cache_write is None else self.cache_write
     prompt = fresh * self.input + cached * self.cached_input + written * write_price

@@ -370,7 +370,7 @@ def _write_prompt(
 def _find_first_block(
   blocks: Sequence[Sequence[int]], limits: Sequence[int], oldest: int = 0
 ) -> int:
-  """Find the first step to keep in a text, if only the newest steps fit the limit.
+  """Find the oldest step that fits into a text with all newer steps.
 
   Args:
     blocks: the tokens of each step, oldest step first.

@@ -246,7 +246,7 @@ class Checkpoints:
       self._manager.close()
 
   def _read(self, items: Mapping) -> dict:
-    """Read named items of the newest checkpoint, and check that arrays are finite."""
+    """Read named items of the newest checkpoint, and check their numbers."""
     with self._explain(READING):
       args = ocp.args.Composite(**items)
       composite = self._manager.restore(self.last_update, args=args)
