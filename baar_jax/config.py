@@ -213,6 +213,8 @@ class RouterConfig:
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
     show_budget: Whether the text states the remaining cap of the episode.
+    show_cache: Whether a transcript states how many tokens of the next prompt each
+      model's prompt cache holds.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
     buckets: Number of row lengths that are compiled, in equal parts of `max_tokens`.
@@ -237,6 +239,7 @@ class RouterConfig:
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True
+  show_cache: bool = False
   max_tokens: int = positive(768)
   buckets: int = positive(2, 100)
   description_tokens: int = positive(96)

@@ -71,11 +71,13 @@ class RouterFiles:
       proposals: whether the text has the proposals, as the cascade's scorer reads it.
     """
     models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, proposals, models)
+    config = self.config.router
+    return View(config, self.tokenizer, proposals, models, self.billing)
 
   def open_trunk_view(self) -> View:
-    """Open the view of the value heads' trunk; the text never shows a budget."""
-    router = dataclasses.replace(self.config.router, show_budget=False)
+    """Open the view of the value heads' trunk, without budgets and prompt caches."""
+    hidden = {"show_budget": False, "show_cache": False}
+    router = dataclasses.replace(self.config.router, **hidden)
     config = dataclasses.replace(self.config, router=router)
     return dataclasses.replace(self, config=config).open_view()
 
