@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
 from baar_jax.episode import LARGE, SMALL, CacheRule, Call, Step, Usage
 from baar_jax.llms.prices import (
   Billing,
@@ -170,10 +169,10 @@ def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
 
 def test_a_run_without_prompt_caches_reads_nothing_warm():
   models = ModelsConfig()
-  billing = open_billing(models, Env)
+  billing = open_billing(models)
   assert billing.rules == (GPT, GPT)
   models = dataclasses.replace(models, prompt_cache=False)
-  billing = open_billing(models, Env)
+  billing = open_billing(models)
   *_, (small, large) = billing.list_outlooks([act(SMALL, 2000)] * 2, 1500, 50)
   assert small.warm_tokens == large.warm_tokens == 0
   assert small.usd == small.repeat_usd == small.worst_usd

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 from baar_jax.llms.prices import open_billing
 from baar_jax.rollout.specs import Cap, Job, Live
@@ -106,7 +105,7 @@ def test_show_cache_states_the_warm_tokens(router_config, tokenizer_dir, decode)
   """SMALL has read 2,000 tokens, which are 1,920 in steps of 128; its reply has 80, and the next
   observation 10."""
   config = dataclasses.replace(router_config, show_cache=True, max_tokens=900)
-  view = View(config, tokenizer_dir, billing=open_billing(ModelsConfig(), Env))
+  view = View(config, tokenizer_dir, billing=open_billing(ModelsConfig()))
   episode = episode_of([0, 1])
   episode.steps[0].calls = [Call(0, Usage(2000, 0, 80), 0.01)]
   episode.steps[1].observation = "x" * 40

@@ -1,28 +1,16 @@
-"""Write the ReAct conversation of an agent, and read the action in a reply."""
+"""Define the interface of models, and the ReAct conversation of an agent."""
 
-import dataclasses
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from baar_jax.config import ModelsConfig
+from baar_jax.envs.base import Env
 from baar_jax.episode import Reply, Task
+from baar_jax.llms.prices import Price, Reserve
 
 Messages = list[dict[str, str]]
 
-
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
-
-  usd: float = 0.0
-
-
-# The type of functions reserve(usd, replayed=False). Such a function returns a context
-# manager, which reserves the worst case `usd` of a call in the budgets. When the call
-# has ended, the context manager settles the Cost that the call has set.
-# `rollout.budget.reserve` is one implementation.
-Reserve = Callable[..., AbstractContextManager]
 
 NO_ACTION = (
   "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
@@ -61,6 +49,42 @@ class Agent(Protocol):
       BudgetSpent: the call does not fit the episode's budget.
       CapReached: the call does not fit the run's budget.
     """
+
+
+class Pair(Protocol):
+  """Two or more models to route between, the cheapest first."""
+
+  names: tuple[str, ...]
+  prices: tuple[Price, ...]
+
+  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
+    """Start one agent for each model in an episode.
+
+    Args:
+      env: the environment of the episode.
+      task: the task of the episode.
+      seed: the seed of the episode.
+      reserve: reserves the agents' calls in the budgets.
+    """
+
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
+    """Prepare the judge, the model that a zero-shot router asks.
+
+    Args:
+      config: the configuration of this model.
+
+    Returns:
+      A function that starts an agent for a task, a seed and the episode's `reserve`.
+
+    Raises:
+      ValueError: the model has no price.
+    """
+
+  def stop(self) -> None:
+    """Stop all calls: cancel the calls in flight, and make no further attempts."""
+
+  def close(self) -> None:
+    """Close connections and files."""
 
 
 def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:

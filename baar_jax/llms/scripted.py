@@ -17,12 +17,12 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
 from baar_jax.episode import SMALL, Call, Reply, Task, decision_words
-from baar_jax.llms.agent import Agent, Messages, Reserve, write_reply
+from baar_jax.llms.agent import Agent, Messages, Pair, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
   Billing,
-  Pair,
   Read,
+  Reserve,
   count_tokens,
   open_billing,
 )
@@ -69,7 +69,7 @@ class ScriptedPair(Pair):
     """
     self.names = config.names
     self._env = env
-    self._billing = open_billing(config, env)
+    self._billing = open_billing(config, env.cache_rule, env.step_s)
     self.prices = self._billing.prices
     self._errors = errors or env.Errors(len(config.names), config.skills)
 
@@ -94,7 +94,7 @@ class ScriptedPair(Pair):
 
     The judge stands in for the strong model that a zero-shot router asks.
     """
-    billing = open_billing(config, self._env)
+    billing = open_billing(config, self._env.cache_rule, self._env.step_s)
     models = len(self.names)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:

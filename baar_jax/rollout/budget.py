@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from baar_jax.episode import SMALL, Step
-from baar_jax.llms.agent import Cost
+from baar_jax.llms.prices import Cost
 
 
 class BudgetSpent(RuntimeError):

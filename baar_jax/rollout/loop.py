@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import Episode, Step
 from baar_jax.llms import agent
-from baar_jax.llms.prices import Pair
+from baar_jax.llms.agent import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.rules import Policy, Purse, Turn
 from baar_jax.rollout.specs import Decision, Job, Live

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Task
-from baar_jax.llms.agent import Agent, Reserve, parse_action
+from baar_jax.llms.agent import Agent, parse_action
+from baar_jax.llms.prices import Reserve
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy

@@ -62,7 +62,8 @@ class RouterFiles:
   @functools.cached_property
   def billing(self) -> Billing:
     """Return the prices and prompt caches of the models."""
-    return open_billing(self.config.models, table.load(self.config.env.kind))
+    env = table.load(self.config.env.kind)
+    return open_billing(self.config.models, env.cache_rule, env.step_s)
 
   def open_view(self, proposals: bool = False) -> View:
     """Open the view that turns an episode into the router's tokens.
