@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from baar_jax.config import Config
-from baar_jax.llms.agent import Pair
+from baar_jax.rollout.loop import Pair
 from baar_jax.run import Run
 from baar_jax.train.checkpoint import RouterFiles, Training
 

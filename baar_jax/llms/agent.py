@@ -1,13 +1,9 @@
-"""Define the interface of models, and the ReAct conversation of an agent."""
+"""Write the ReAct conversation of an agent, and read the action in a reply."""
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
 from baar_jax.episode import Reply, Task
-from baar_jax.llms.prices import Price, Reserve
 
 Messages = list[dict[str, str]]
 
@@ -49,42 +45,6 @@ class Agent(Protocol):
       BudgetSpent: the call does not fit the episode's budget.
       CapReached: the call does not fit the run's budget.
     """
-
-
-class Pair(Protocol):
-  """Two or more models to route between, the cheapest first."""
-
-  names: tuple[str, ...]
-  prices: tuple[Price, ...]
-
-  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
-    """Start one agent for each model in an episode.
-
-    Args:
-      env: the environment of the episode.
-      task: the task of the episode.
-      seed: the seed of the episode.
-      reserve: reserves the agents' calls in the budgets.
-    """
-
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
-    """Prepare the judge, the model that a zero-shot router asks.
-
-    Args:
-      config: the configuration of this model.
-
-    Returns:
-      A function that starts an agent for a task, a seed and the episode's `reserve`.
-
-    Raises:
-      ValueError: the model has no price.
-    """
-
-  def stop(self) -> None:
-    """Stop all calls: cancel the calls in flight, and make no further attempts."""
-
-  def close(self) -> None:
-    """Close connections and files."""
 
 
 def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:

@@ -17,7 +17,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
 from baar_jax.episode import SMALL, Call, Reply, Task, decision_words
-from baar_jax.llms.agent import Agent, Messages, Pair, write_reply
+from baar_jax.llms.agent import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
   Billing,
@@ -47,7 +47,7 @@ class Prospect(NamedTuple):
   usd: float
 
 
-class ScriptedPair(Pair):
+class ScriptedPair:
   """The scripted models of a run.
 
   A reply depends only on the task, the seed, the step, the environment's state, and the
@@ -102,6 +102,12 @@ class ScriptedPair(Pair):
       return ScriptedJudge(Account(0, billing, Clock(billing.step_s), reserve), models)
 
     return start
+
+  def stop(self) -> None:
+    """Stop all calls. A scripted call takes no time, so none is in flight."""
+
+  def close(self) -> None:
+    """Close connections and files. Scripted models have none."""
 
 
 @dataclasses.dataclass
