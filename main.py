@@ -151,7 +151,7 @@ def parse(
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if values(argv)[1:]:
       raise flags.Error(
-        "an argument does not begin with --: write --stage=NAME, and quote blanks"
+        "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
@@ -202,7 +202,8 @@ def load_config(name: str) -> Config:
   except ValidationError as error:
     raise flags.Error(explain(error, f"{name}: {error.title}")) from None
   except BaseException as error:
-    raise flags.Error(f"cannot load {name}: {type(error).__name__}: {error}") from None
+    cause = f"{type(error).__name__}: {error}".removesuffix(": ")
+    raise flags.Error(f"cannot load {name} ({cause}): correct this file") from None
   if not isinstance(config, Config):
     raise flags.Error(
       f"{name}: get_config() returned a {type(config).__name__}; return a Config"
@@ -343,7 +344,7 @@ def check_machine(config: Config) -> None:
   require(
     needed <= psutil.virtual_memory().total,
     "router.num_layers",
-    f"smaller, or another size: these take {needed // 10**9:,} GB of memory",
+    f"smaller, or hidden_size or vocab_size: they take {needed // 10**9:,} GB",
   )
 
 

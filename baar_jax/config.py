@@ -213,6 +213,8 @@ class RouterConfig:
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
     show_budget: Whether the text states the remaining cap of the episode.
+    show_cache: Whether a transcript states how many tokens of the next prompt each
+      model's prompt cache holds.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
     buckets: Number of row lengths that are compiled, in equal parts of `max_tokens`.
@@ -237,6 +239,7 @@ class RouterConfig:
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True
+  show_cache: bool = False
   max_tokens: int = positive(768)
   buckets: int = positive(2, 100)
   description_tokens: int = positive(96)
@@ -327,10 +330,11 @@ class ReferencesConfig:
   def _check(self) -> Self:
     """Raise an error unless the kinds of the plans are different and allowed."""
     kinds = [plan.kind for plan in self.plans]
-    require(len(kinds) == len({*kinds}), "plans", "at most one plan of each kind")
+    require(len(kinds) == len({*kinds}), "plans", "plans of different kinds")
     for plan in self.plans:
       is_valid = plan.all_tasks or plan.kind != "samples"
-      require(is_valid, "plans", "with all_tasks for samples: ('samples', COUNT, True)")
+      requirement = "plans in which samples have all_tasks: ('samples', COUNT, True)"
+      require(is_valid, "plans", requirement)
     return self
 
 
@@ -692,7 +696,7 @@ def check_setting(setting: str, *settings: str) -> None:
   """
   if setting not in ("", *settings):
     names = ", ".join(settings)
-    raise ValueError(f"unknown setting {setting!r} of the file: take {names}, or none")
+    raise ValueError(f"the file has no setting {setting!r}: choose {names}, or none")
 
 
 def compared_lam(config: Config) -> float:

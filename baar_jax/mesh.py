@@ -27,7 +27,8 @@ def make_mesh(fsdp: int = 0) -> Mesh:
   fsdp = fsdp or devices
   if devices % fsdp:
     raise ValueError(
-      f"--config.distributed.fsdp={fsdp} must divide the number of devices, {devices}."
+      f"--config.distributed.fsdp={fsdp} must divide the number of devices, {devices}. "
+      "Set a divisor, or 0 for all devices."
     )
   return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
 

@@ -25,12 +25,12 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.calls import Calls, read_spent
-from baar_jax.llms.prices import Pair, prices_of
+from baar_jax.llms.prices import prices_of
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.llms.wire import endpoints, load_form
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.loop import Failure, run_episodes
+from baar_jax.rollout.loop import Failure, Pair, run_episodes
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.store import RESTORE, Store, read_config

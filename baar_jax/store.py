@@ -22,8 +22,8 @@ RESTORE = "restore the run's directory from a copy, or choose another --config.n
 # Number of episodes that the processes of a run exchange in one message.
 SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
-# Splits of each five new tasks of clients, in the order in which the tasks arrive (our
-# choice).
+# The splits of five successive new tasks of clients. The next five tasks get the same
+# splits, and so on (our choice).
 SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
 # Fields of the section `env` in older versions, with their defaults. They are options
@@ -34,10 +34,11 @@ EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
-# of a stored record or the form of a policy's key is renamed.
+# of a stored record or the form of a policy's key is renamed. Version 0
+# has older policy keys, which RENAMED converts. Versions 0 and 1 have a session's cost
+# weight in the field `price`.
 VERSION = 2
-# Parts of policy keys in version 0 of the format, and the parts that replace them
-# today.
+# Replacements in the policy keys of version 0, in the order in which they are applied.
 RENAMED = {
   "price=": "cost_weight=",
   "bold=": "optimism=",
@@ -188,8 +189,7 @@ class Store:
         self._db.execute(
           f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})"
         )
-        # In version 1 of the format, the field of a session's cost weight was named
-        # price.
+        # Versions 0 and 1 have a session's cost weight in the field `price`.
         self._db.execute(
           "UPDATE sessions SET state = json_remove(json_set(state, "
           "'$.cost_weight', json_extract(state, '$.price')), '$.price') "

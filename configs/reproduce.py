@@ -1,7 +1,8 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
 The environment is ScienceWorld. The settings :alfworld, :appworld and :sandbox choose
-other environments.
+other environments. The setting :paper-costs bills ScienceWorld's calls without prompt
+caches, as the paper does.
 """
 
 from baar_jax import config
@@ -14,6 +15,7 @@ SETTINGS = {
   "alfworld": (alfworld, (0.1, 0.3, 0.5), 0.3),
   "appworld": (appworld, (0.1, 0.3), 0.1),
   "sandbox": (sandbox, (0.3,), 0.3),
+  "paper-costs": (quickstart, (0.7,), 0.7),
 }
 
 
@@ -21,7 +23,7 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
+    setting: "alfworld", "appworld", "sandbox" or "paper-costs"; "" is ScienceWorld.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   module, lam, compared = SETTINGS[setting]
@@ -37,7 +39,8 @@ def get_config(setting: str = "") -> config.Config:
   ablations = tuple(config.ABLATIONS)
   c.baselines = config.BaselinesConfig(sciworld.RIVALS, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)
-  if not setting:
+  c.models.prompt_cache = setting != "paper-costs"
+  if setting in ("", "paper-costs"):
     c.env.dev_tasks = 24
     c.env.test_tasks = 60
     c.evaluate.call_budgets = (3, 5, 10, 15)

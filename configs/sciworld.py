@@ -80,7 +80,7 @@ def get_config(setting: str = "") -> config.Config:
     c.router.weights = "weights/Qwen2.5-1.5B-Instruct"
     c.router.max_tokens = 2048
     models = LLAMA if setting == "llama" else {}
-    c.models = config.ModelsConfig(kind="chat", **models)
+    c.models = config.ModelsConfig(kind="chat", prompt_cache=False, **models)
     c.profile.robustness = (3, 10)
     c.baselines = config.BaselinesConfig(
       RIVALS, tuple(config.ABLATIONS), compared_lam=0.3

@@ -1,6 +1,7 @@
 """The errors of the configuration, its files and the command line."""
 
 import operator
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -41,6 +42,17 @@ def command(*arguments: str, file: str = "") -> Callable[[Path], None]:
   return make
 
 
+def stop_a_stage(error: Exception) -> Callable[[Path], None]:
+  """Return a case in which a stage of a command raises an error."""
+
+  def make(tmp: Path) -> None:
+    stage = mock.Mock(side_effect=error)
+    with mock.patch.dict(main.STAGES, report=stage):
+      command("--stage=report", f"--config.runs={tmp}")(tmp)
+
+  return make
+
+
 CHAT = {"models.kind": "chat"}
 CASES = [
   (
@@ -60,11 +72,11 @@ CASES = [
     check({"router.num_heads": 3, "router.num_kv_heads": 2}),
   ),
   (
-    "--config.references.plans must be at most one plan of each kind; it is (('steps', 1), ('steps', 2))",
+    "--config.references.plans must be plans of different kinds; it is (('steps', 1), ('steps', 2))",
     check({"references.plans": (("steps", 1), ("steps", 2))}),
   ),
   (
-    "--config.references.plans must be with all_tasks for samples: ('samples', COUNT, True); it is (('samples', 2),)",
+    "--config.references.plans must be plans in which samples have all_tasks: ('samples', COUNT, True); it is (('samples', 2),)",
     check({"references.plans": (("samples", 2),)}),
   ),
   (
@@ -116,7 +128,7 @@ CASES = [
     check({"bopo.lam": (0.1, 0.1000001)}),
   ),
   (
-    "unknown setting 'other' of the file: take trio, or none",
+    "the file has no setting 'other': choose trio, or none",
     lambda tmp: sandbox.get_config("other"),
   ),
   (
@@ -148,11 +160,11 @@ CASES = [
     check({"serve.key_variable": "NOT_SET_HERE"}),
   ),
   (
-    "--config.router.num_layers must be smaller, or another size: these take 1,600,... GB of memory; it is 2",
+    "--config.router.num_layers must be smaller, or hidden_size or vocab_size: they take 1,600,... GB; it is 2",
     check({"router.hidden_size": 10**6, "router.vocab_size": 10**8}),
   ),
   (
-    "an argument does not begin with --: write --stage=NAME, and quote blanks",
+    "an argument does not begin with --: write --FIELD=VALUE, and quote spaces",
     command("report"),
   ),
   (
@@ -164,7 +176,7 @@ CASES = [
     command("--config=FILE", file="def get_config(): pass"),
   ),
   (
-    "cannot load TMP/file.py: KeyError: 'x'",
+    "cannot load TMP/file.py (KeyError: 'x'): correct this file",
     command("--config=FILE", file="def get_config(): raise KeyError('x')"),
   ),
   (
@@ -180,6 +192,18 @@ CASES = [
       "--config=FILE",
       file="from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.value.prices = (0,)\n  return c",
     ),
+  ),
+  (
+    "...no_field...; baar_jax/config.py lists the fields",
+    command("--config.bopo.no_field=3"),
+  ),
+  (
+    "TMP/quickstart: disk image is malformed (from SQLite); check the free space and the rights, and run the same command again",
+    stop_a_stage(sqlite3.DatabaseError("disk image is malformed")),
+  ),
+  (
+    "out of memory: lower --config.sft.micro_episodes or the router's sizes (MemoryError())",
+    stop_a_stage(MemoryError()),
   ),
   (
     "--stage=export runs in one process only: leave out --config.distributed",

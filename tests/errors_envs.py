@@ -160,21 +160,24 @@ CASES = [
     lambda tmp: TOY.find_data(f"{tmp}/nowhere"),
   ),
   # Child processes
-  ("Good.score gave 2, but must give a number in [0, 1]", score),
+  ("Good.score gave 2, but must give a number in [0, 1]: correct it", score),
   (
-    "Good.reset('7') gave 7, but must give a text",
+    "Good.reset('7') gave 7, but must give a text: correct it",
     lambda tmp: reset(tmp, "7"),
   ),
   (
-    "the environment's process died: ZeroDivisionError: division by zero (<string>:1)",
+    "the environment's process died (ZeroDivisionError: division by zero (<string>:1)): "
+    "correct the environment or its settings",
     lambda tmp: reset(tmp, "1 / 0"),
   ),
   (
-    "the environment's process died: it ended without an answer",
+    "the environment's process died (it ended without an answer): "
+    "correct the environment or its settings",
     lambda tmp: reset(tmp, "os._exit(0)"),
   ),
   (
-    "the environment's process died: no answer in 0.01 s",
+    "the environment's process died (no answer in 0.01 s, the limit "
+    "--config.env.timeout_s): correct the environment or its settings",
     lambda tmp: reset(tmp, "'a room'", 0.01),
   ),
   (

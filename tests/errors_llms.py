@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from standin import StandIn
@@ -25,8 +26,11 @@ TASK = Task("t1", "train", "Do it.", 10)
 COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
 
 
-def ask(tmp: Path, fault: str | None = None, calls: int = 1, **settings) -> None:
-  """Ask a model at a stand-in server, which has a fault, for replies."""
+@contextlib.contextmanager
+def open_pair(
+  tmp: Path, fault: str | None = None, **settings: object
+) -> Iterator[ChatPair]:
+  """Open a pair of models at a stand-in server, which has a fault."""
   with StandIn(fault=lambda *_: fault).running() as server:
     config = ModelsConfig(
       kind="chat",
@@ -39,10 +43,32 @@ def ask(tmp: Path, fault: str | None = None, calls: int = 1, **settings) -> None
     )
     pair = ChatPair(config, Calls(tmp / "episodes.sqlite"))
     with contextlib.closing(pair):
-      for step in range(calls):
-        with contextlib.suppress(NoAnswer):
-          messages = [{"role": "user", "content": "Act."}]
-          pair.start(None, TASK, 7, unlimited)[0].reply(messages, step)
+      yield pair
+
+
+def reply(pair: ChatPair, step: int = 0) -> None:
+  """Ask SMALL for the reply of a step."""
+  messages = [{"role": "user", "content": "Act."}]
+  pair.start(None, TASK, 7, unlimited)[0].reply(messages, step)
+
+
+def ask(tmp: Path, fault: str | None = None, calls: int = 1, **settings) -> None:
+  """Ask for replies, also after a call without an answer."""
+  with open_pair(tmp, fault, **settings) as pair:
+    for step in range(calls):
+      with contextlib.suppress(NoAnswer):
+        reply(pair, step)
+
+
+def ask_in_vain(tmp: Path) -> None:
+  with open_pair(tmp, "429") as pair:
+    reply(pair)
+
+
+def ask_while_stopping(tmp: Path) -> None:
+  with open_pair(tmp) as pair:
+    pair.stop()
+    reply(pair)
 
 
 def damage(tmp: Path, change: str) -> None:
@@ -109,7 +135,7 @@ CASES = [
     lambda tmp: ask(tmp, "dear"),
   ),
   (
-    "small at 127.0.0.1 answered 404: told to answer 404. Every call would end like "
+    "small at 127.0.0.1 answered 404: asked to answer 404. Every call would end like "
     "this. Correct the settings --config.models of this model, then run the same command "
     "again.",
     lambda tmp: ask(tmp, "404"),
@@ -119,6 +145,8 @@ CASES = [
     "Check the endpoint and run the command again.",
     lambda tmp: ask(tmp, "429", calls=2, max_failures=2),
   ),
+  ("small at 127.0.0.1 answered 429: asked to answer 429 (1 attempts)", ask_in_vain),
+  ("small was not asked: the run is being stopped", ask_while_stopping),
   (
     "The usage must have prompt_tokens and completion_tokens, and each count must be a "
     "whole number from 0 to 10,000,000. Correct the usage.",
@@ -131,8 +159,8 @@ CASES = [
   ),
   (
     "Usage(prompt_tokens=10, cached_tokens=11, completion_tokens=0, "
-    "cache_write_tokens=0) is impossible: counts are negative or exceed the prompt. "
-    "Correct it.",
+    "cache_write_tokens=0) is impossible: a count is negative, or cached and written "
+    "tokens exceed the prompt. Correct the counts.",
     lambda tmp: Price(2, 0.5, 8).cost_usd(Usage(10, 11, 0)),
   ),
   (
@@ -165,7 +193,7 @@ CASES = [
     lambda tmp: reserve_too_much(tmp, run=False),
   ),
   (
-    "A sum of dollars must be finite and >= 0, but it is -1.0.",
+    "A sum of dollars must be finite and >= 0, but it is -1.0. Correct this number.",
     lambda tmp: DollarBudget(-1.0),
   ),
   (
@@ -175,7 +203,8 @@ CASES = [
     fail_twice,
   ),
   (
-    "--config.distributed.fsdp=1000 must divide the number of devices, ...",
+    "--config.distributed.fsdp=1000 must divide the number of devices, .... "
+    "Set a divisor, or 0 for all devices.",
     lambda tmp: mesh.make_mesh(1000),
   ),
 ]

@@ -191,7 +191,8 @@ def report_nothing(tmp: Path) -> None:
 
 CASES = [
   (
-    "--config.distributed.fsdp=1000 must divide the number of devices, ...",
+    "--config.distributed.fsdp=1000 must divide the number of devices, .... "
+    "Set a divisor, or 0 for all devices.",
     lambda tmp: make_mesh(1000),
   ),
   (
@@ -300,11 +301,11 @@ CASES = [
     report_nothing,
   ),
   (
-    "always-LARGE must cost more and score more than always-SMALL, but their (cost, score) are (5.0, 0.6) and (5.0, 0.4)",
+    "always-LARGE must cost more and score more than always-SMALL, but their (cost, score) are (5.0, 0.6) and (5.0, 0.4): pass other boundaries",
     lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),
   ),
   (
-    "pass a finite cost and a finite score for each point",
+    "got costs [nan] and scores [0.5]: pass a finite cost and a finite score for each point",
     lambda tmp: frontier.pareto([float("nan")], [0.5]),
   ),
 ]

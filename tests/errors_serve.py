@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import tiny
 from starlette.requests import Request
+from starlette.testclient import TestClient
 from test_serve import ASK, Client
 from test_served import USAGE, atif, chat, load
 
@@ -16,7 +19,7 @@ from baar_jax import Router
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.app import App
+from baar_jax.serve.app import App, RouteHandler
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import SessionScore, read_body, read_messages
 from baar_jax.serve.routed import RoutedCall
@@ -96,6 +99,39 @@ def call_no_model(app: App) -> None:
   asyncio.run(app.exchange.forward(routed))
 
 
+def score_before_the_retry(app: App) -> None:
+  routed = decide(app)
+  routed.session.score = 1.0
+  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+    asyncio.run(app.exchange.forward(routed))
+
+
+def raise_answer(app: App, handle: RouteHandler, request: Request) -> None:
+  """Raise the message of the error that a route's client gets."""
+  response = asyncio.run(app._guard(handle)(request))
+  raise ValueError(json.loads(response.body)["error"]["message"])
+
+
+def send_to_no_route(app: App) -> None:
+  answer = TestClient(app, "http://127.0.0.1").get("/nowhere")
+  raise ValueError(answer.json()["error"]["message"])
+
+
+def close_the_connection(app: App) -> None:
+  async def receive() -> dict:
+    return {"type": "http.disconnect"}
+
+  scope = make_request(content_type="application/json").scope
+  raise_answer(app, app._with_body(app._chat), Request(scope, receive))
+
+
+def reach_a_bug(app: App) -> None:
+  async def handle(request: Request) -> None:
+    raise KeyError("a private text")
+
+  raise_answer(app, handle, make_request())
+
+
 def listen_on_a_used_port(run: Run) -> None:
   with socket.create_server(("127.0.0.1", 0)) as listener:
     run.config.serve.port = listener.getsockname()[1]
@@ -137,6 +173,19 @@ CASES = [
   (
     "No session has this id. Check the URL.",
     use_app(lambda app: app._find_session(make_request())),
+  ),
+  (
+    "Unknown path or method. This server answers POST /v1/chat/completions, ..., "
+    "GET /health.",
+    use_app(send_to_no_route),
+  ),
+  (
+    "The client closed the connection. Send the call again.",
+    use_app(close_the_connection),
+  ),
+  (
+    "This server has a bug (KeyError). Report it to its operator.",
+    use_app(reach_a_bug),
   ),
   (
     "Send the body as JSON, with content-type: application/json.",
@@ -194,6 +243,11 @@ CASES = [
     "The model small ... Send the call again. If this error repeats, check "
     "--config.models of this server.",
     use_app(call_no_model, models={"retries": 0}),
+  ),
+  (
+    "The model small ... Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    use_app(score_before_the_retry),
   ),
   (
     "Cannot listen on 127.0.0.1:... (Address already in use...). Set another "

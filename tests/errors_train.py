@@ -26,7 +26,10 @@ CHECKPOINT = (
   "cannot read checkpoint TMP/sft/1 ({}): remove this directory and run the same command"
   " again, to continue from the previous checkpoint"
 )
-HEADS = "TMP/checkpoints/value/heads.npz is missing or damaged"
+HEADS = (
+  "TMP/checkpoints/value/heads.npz is missing or damaged ({}): delete it if it exists, "
+  "then run --stage=value"
+)
 
 
 def check_baselines(section: str, **fields: object) -> None:
@@ -121,12 +124,12 @@ CASES = [
     lambda tmp: load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
   ),
   (
-    f"{HEADS}: delete it if it exists, then run --stage=value",
+    HEADS.format("[Errno 2] ..."),
     load_heads,
   ),
   # The heads of another version read inputs of another width.
   (
-    f"{HEADS}: delete it if it exists, then run --stage=value",
+    HEADS.format("another version wrote it"),
     lambda tmp: load_heads(tmp, *[np.ones((1, 1, 1))] * 15),
   ),
   # The configuration of rivals and ablations.

@@ -240,11 +240,11 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
       0,
     )
     assert db.execute("SELECT count(*) FROM sessions WHERE open > 0").fetchone() == (0,)
-    known = [*filter(None, sessions)]
-    assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(known),)
-  counted_usd = sum(session["spent_usd"] for session in known)
+    stored = [*filter(None, sessions)]
+    assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(stored),)
+  counted_usd = sum(session["spent_usd"] for session in stored)
   dollars = {"billed_usd": float(upstream.usd(PRICES)), "counted_usd": counted_usd}
-  return {"sessions": len(known), "attempts": len(upstream.seen)} | dollars
+  return {"sessions": len(stored), "attempts": len(upstream.seen)} | dollars
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
   def refuse(self, fault, message=""):
     status, _, code = fault.partition(" ")
     error = {
-      "message": message or f"told to answer {fault}",
+      "message": message or f"asked to answer {fault}",
       "type": "x",
       "code": code or None,
     }
@@ -270,7 +270,7 @@ def fault(**fields):
   return lambda h, request, text: h.send(200, h.answer(request, text, **fields))
 
 
-def said(content, reason="stop", **message):
+def message_fault(content, reason="stop", **message):
   """Make a fault that sends a billed answer with another message."""
   return fault(
     choice={"finish_reason": reason, "message": {"content": content} | message}
@@ -293,11 +293,11 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
     long_body, pack=gzip.compress, **{"content-encoding": "gzip"}
   ),
   "empty": fault(choices=[]),
-  "silent": said(None),
-  "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
-  "filtered": said("", "content_filter"),
-  "refusal": said(None, refusal="I'm sorry."),
-  "cut": said(None, "length"),  # all tokens went into reasoning
+  "silent": message_fault(None),
+  "tool_calls": message_fault(None, "tool_calls", role="assistant", tool_calls=[CALL]),
+  "filtered": message_fault("", "content_filter"),
+  "refusal": message_fault(None, refusal="I'm sorry."),
+  "cut": message_fault(None, "length"),  # all tokens went into reasoning
   "unpriced": fault(usage=None),
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),

@@ -93,7 +93,7 @@ def test_the_expert_wins_games_of_every_type(data, env):
   assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == set(TASK_TYPES)
 
 
-def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
+def test_mistakes_are_repeatable_and_the_expert_recovers(env):
   draw, steps = random.Random(0), 0
   pairs = [(kind, str(key)) for kind in ("wrong", "lost", "hasty") for key in range(8)]
   for task in env.tasks("test"):

@@ -168,10 +168,12 @@ def test_repeated_failures_of_an_endpoint_end_the_run(
         with contextlib.suppress(NoAnswer):
           ask(pair, seed=seed)
     assert len(server.seen) == (0 if dead else seen)
-  said = capsys.readouterr().err
+  warnings = capsys.readouterr().err
   assert (
-    said.count("\n")
-    == said.count("of the last run, which therefore ended. One more such failure ends")
+    warnings.count("\n")
+    == warnings.count(
+      "of the last run, which therefore ended. One more such failure ends"
+    )
     == 1
   )
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
@@ -365,14 +367,16 @@ def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent)
   pair.models[0].http.event_hooks = {"request": [cancel], "response": [cancel]}
   with ThreadPoolExecutor(200) as threads:
     assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
-  known, settled_usd = spent(), cap.settled_usd
+  spending, settled_usd = spent(), cap.settled_usd
   assert cap.remaining == pytest.approx(cap.limit_usd - settled_usd, abs=1e-12)
   assert (
-    known.at_most_usd == pytest.approx(settled_usd, rel=1e-12)
+    spending.at_most_usd == pytest.approx(settled_usd, rel=1e-12)
     and cap.limit_usd >= settled_usd
   )
   assert (
-    sum(known.replies_usd) + known.retries_usd < billed(server) <= known.at_most_usd
+    sum(spending.replies_usd) + spending.retries_usd
+    < billed(server)
+    <= spending.at_most_usd
   )
 
 

@@ -109,8 +109,8 @@ FIGURES = {
 
 def test_the_figures_of_policies_are_those_worked_out_by_hand(every):
   table, bopo = every.policies, every.policies.loc[BOPO.key]
-  found = {key: float(table.loc[key]) for key in FIGURES}
-  assert found == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
+  figures = {key: float(table.loc[key]) for key in FIGURES}
+  assert figures == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
   assert bopo.cost_gap_share_low <= 0.125 <= bopo.cost_gap_share_high
 

@@ -34,7 +34,7 @@ def test_shipped_configs_are_valid(name):
   assert config.name == name  # so that two configs never share a directory
   if setting:
     assert (config.models.kind == "chat") == (setting[0] in ("paper", "llama"))
-    with pytest.raises(ValueError, match="unknown setting 'other'"):
+    with pytest.raises(ValueError, match="has no setting 'other'"):
       get_config("other")
 
 
@@ -176,7 +176,7 @@ def test_every_number_has_bounds():
 MESSAGES = [
   (
     {"router.hidden_size": 10**6, "router.vocab_size": 10**8},
-    "these take 1,600,",
+    "they take 1,600,",
   ),  # GB
   ({"env.kind": "appworld"}, "1 for AppWorld"),
   ({"env.kind": "served"}, "models.kind must be chat"),

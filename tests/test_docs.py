@@ -1,5 +1,6 @@
-"""README and docs: sentences are short, links lead somewhere, flags exist."""
+"""README and docs: sentences are short; links, files, flags and settings exist."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -11,6 +12,62 @@ from baar_jax.config import Config
 PAGES = pytest.mark.parametrize("page", prose.PAGES, ids=lambda page: page.stem)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FLAG = re.compile(r"--config\.([a-z_.]+)")
+SPAN = re.compile(r"`([^`\n]+)`")
+FOLDERS = ("baar_jax", "configs", "docs", "examples", "tests")
+# A file of Python, or a path in one of the folders. Names in upper case are examples.
+PATH = re.compile(
+  r"(?<![\w./<>-])((?:[a-z0-9_.*-]+/)*[a-z0-9_*-]+\.py\b"
+  rf"|(?:{'|'.join(FOLDERS)})/[a-z0-9_./*-]*)"
+)
+# The files that a reader of docs/extending.md writes.
+NEW_FILES = {"router/sticky.py", "llms/messages.py"}
+SETTING = re.compile(r"([a-z]+\.[a-z_.]+)(=.*)?")
+SECTIONS = [
+  name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)
+]
+# The fields of older versions, in the table of docs/models_and_money.md.
+OLDER_SETTINGS = {"value.prices", "env.data", "references.together"}
+
+
+def list_files() -> list[Path]:
+  """List the files and folders of this repository, relative to its root."""
+  files = [*prose.ROOT.iterdir()]
+  for folder in FOLDERS:
+    files += (prose.ROOT / folder).rglob("*")
+  return [file.relative_to(prose.ROOT) for file in files]
+
+
+FILES = list_files()
+
+
+def list_lost_paths(text: str) -> list[str]:
+  """List the paths in code spans at which this repository has no file.
+
+  A path may leave out the first folders, as in `rollout/specs.py`.
+  """
+  paths = []
+  for span in SPAN.findall(text):
+    paths += [path for path in PATH.findall(span) if path not in NEW_FILES]
+  return [path for path in paths if not any(file.match(path) for file in FILES)]
+
+
+def list_lost_settings(text: str) -> list[str]:
+  """List the settings in code spans that the configuration lacks."""
+  matches = filter(None, map(SETTING.fullmatch, SPAN.findall(text)))
+  names = {match[1] for match in matches if match[1].split(".")[0] in SECTIONS}
+  return [name for name in sorted(names - OLDER_SETTINGS) if not is_setting(name)]
+
+
+def is_setting(name: str) -> bool:
+  """Tell whether a dotted name is a field of the configuration."""
+  value = Config()
+  for field in name.split("."):
+    if isinstance(value, dict):
+      return True  # an option of an environment
+    if not hasattr(value, field):
+      return False
+    value = getattr(value, field)
+  return True
 
 
 def list_anchors(page: Path) -> set[str]:
@@ -43,12 +100,31 @@ def test_links_lead_to_files_and_headings(page):
 @PAGES
 def test_flags_are_fields_of_the_configuration(page):
   for name in FLAG.findall(page.read_text()):
-    value = Config()
-    for part in name.rstrip(".").split("."):
-      if isinstance(value, dict):
-        break  # an option of an environment
-      assert hasattr(value, part), name
-      value = getattr(value, part)
+    assert is_setting(name.rstrip(".")), name
+
+
+@PAGES
+def test_files_and_settings_in_code_spans_exist(page):
+  text = page.read_text()
+  assert list_lost_paths(text) == []
+  assert list_lost_settings(text) == []
+
+
+def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
+  text = (
+    "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
+    " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
+    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `value.prices`"
+  )
+  files = [
+    "configs/none.py",
+    "llms/none.py",
+    "docs/no.md",
+    "tests/none_*.py",
+    "docs/no",
+  ]
+  assert list_lost_paths(text) == files
+  assert list_lost_settings(text) == ["serve.estimate"]
 
 
 def test_prose_counts_words_sentences_and_numbers():

@@ -37,9 +37,7 @@ def toy(tmp_path, monkeypatch):
   return calls
 
 
-def test_an_engine_is_installed_once_and_again_when_it_has_changed(
-  toy, tmp_path, monkeypatch
-):
+def test_an_engine_is_installed_once_and_again_if_changed(toy, tmp_path, monkeypatch):
   place = tmp_path / "cache" / "toy-1.2"
   with pytest.raises(
     ValueError, match="toy is not installed; run: python main.py --stage=setup"

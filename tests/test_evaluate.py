@@ -113,8 +113,8 @@ def test_every_policy_plays_every_dev_task_within_its_cap(run):
     if spec.family in ("first-large", "random") and K is not None:
       rule = loader.build(spec)
       rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-      own = run.collect("own", rule.spec, jobs, lambda spec, rule=rule: rule)
-      assert list(map(outcome, own)) == list(map(outcome, episodes))
+      played = run.collect("own", rule.spec, jobs, lambda spec, rule=rule: rule)
+      assert list(map(outcome, played)) == list(map(outcome, episodes))
 
 
 def test_rivals_learn_from_as_many_episodes_as_bopo(run):

@@ -35,7 +35,7 @@ def config():
 def test_keys_carry_every_parameter_and_nothing_else(config):
   judged, K = zero_shot_spec(config).key, ["", "K=1", "K=2"]
   free = "conditioned(update=9,cost_weight="
-  told = free + "0.1,"
+  with_weight = free + "0.1,"
   expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
   expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
@@ -46,11 +46,11 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     f"{judged}(K=1)",
     f"{judged}(K=2)",
   ]
-  expected += [f"{free}0.5)", f"{free}0.1)", f"{told}K=1)", f"{told}K=2)"]
-  expected += [f"{told}optimism=0,{cap})" for cap in K[1:]]
-  for bold in (1, 2):
-    expected += [f"{told}optimism={bold})"]
-    expected += [f"{told}optimism={bold},{cap})" for cap in K[1:]]
+  expected += [f"{free}0.5)", f"{free}0.1)", f"{with_weight}K=1)", f"{with_weight}K=2)"]
+  expected += [f"{with_weight}optimism=0,{cap})" for cap in K[1:]]
+  for optimism in (1, 2):
+    expected += [f"{with_weight}optimism={optimism})"]
+    expected += [f"{with_weight}optimism={optimism},{cap})" for cap in K[1:]]
   for rule in ("cache-sticky", "one-escalation"):
     for weight in (0.5, 0.1):
       spared = f"{rule}(update=9,cost_weight={weight}"
@@ -86,10 +86,10 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   assert uncapped["first-large(K=2)"].key == "always-large"
   assert uncapped["random(p=0.5)"] is None
   # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
-  for key in ("optimum(K=2)", f"{judged}(K=2)", f"{told}K=2)"):
+  for key in ("optimum(K=2)", f"{judged}(K=2)", f"{with_weight}K=2)"):
     assert uncapped[key] is None
-  assert uncapped[f"{told}optimism=0,K=2)"].key == f"{free}0.1)"
-  assert uncapped[f"{told}optimism=1,K=2)"].key == f"{told}optimism=1)"
+  assert uncapped[f"{with_weight}optimism=0,K=2)"].key == f"{free}0.1)"
+  assert uncapped[f"{with_weight}optimism=1,K=2)"].key == f"{with_weight}optimism=1)"
   # The three rules act alike until the cap is spent, even if routers read their cap.
   config.router.show_budget = True
   rules = {"cache-sticky", "one-escalation", "stage-rule"}

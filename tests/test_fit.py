@@ -167,12 +167,17 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch, 
   sft(run)
   assert_same(leaves(run, "sft"), seen[0.02, 4])
   line = logged(run, "stored-training")[-1]
-  found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
-  assert found == (0.02, 4, 5, 0.5)
-  line = (
+  summary = (
+    line["learning_rate"],
+    line["best_update"],
+    line["updates"],
+    line["dev_loss"],
+  )
+  assert summary == (0.02, 4, 5, 0.5)
+  printed = (
     "BoSFT, training seed 0: least dev loss 0.5 at update 4 of 5, learning rate 0.02"
   )
-  assert line in capsys.readouterr().out.splitlines()
+  assert printed in capsys.readouterr().out.splitlines()
   tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 

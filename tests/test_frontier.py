@@ -122,7 +122,7 @@ def test_training_seeds_have_students_interval():
     [3, low, high], abs=0.03 * half
   )
   assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
-  # Where no router was trained, and where episodes' luck explains as much, there is
+  # Where no router was trained, and where chance explains as much, there is
   # nothing to add.
   assert np.ptp(
     means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1

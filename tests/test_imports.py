@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from baar_jax.config import Config
-from baar_jax.llms.prices import Pair
+from baar_jax.rollout.loop import Pair
 from baar_jax.run import Run
 from baar_jax.train.checkpoint import RouterFiles, Training
 
@@ -93,11 +93,11 @@ for file in graphlib.TopologicalSorter(
 
 def test_files_import_from_lower_layers_and_their_own():
   for name in ALL.keys() - {"main"}:
-    own = name.split(".")[1]
+    package = name.split(".")[1]
     for inner in INNER[name]:
       folder = inner.partition("baar_jax.")[2].split(".")[0]
-      sibling = folder == own != "stages"  # a stage never imports a stage
-      assert sibling or LEVEL[folder] < LEVEL[own], f"{name} imports {inner}"
+      sibling = folder == package != "stages"  # a stage never imports a stage
+      assert sibling or LEVEL[folder] < LEVEL[package], f"{name} imports {inner}"
     assert not {"main", "configs"} & {full.split(".")[0] for full in ALL[name]}, name
 
 
@@ -197,14 +197,14 @@ def list_types(hint) -> Iterator:
 
 def find_types(module) -> set:
   """Find all types that parameters, returns and fields of a module name."""
-  found = set()
+  named = set()
   for value in list_hinted(module):
     hints = typing.get_type_hints(
       value, localns={"ArrayTree": object}
     )  # a name of optax's own
     for hint in hints.values():
-      found |= {type_ for type_ in list_types(hint) if isinstance(type_, type)}
-  return found
+      named |= {type_ for type_ in list_types(hint) if isinstance(type_, type)}
+  return named
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +231,13 @@ def is_run(type_: type, run: Run) -> bool:
 
 
 def test_training_takes_a_record_and_never_a_run(run):
-  found = set()
+  types = set()
   for name in ALL:
     if name.startswith("baar_jax.train."):
-      types = find_types(importlib.import_module(name))
-      assert not [type_ for type_ in types if is_run(type_, run)], name
-      found |= types
-  assert {Training, RouterFiles} < found  # it looks into what it is to look into
+      new_types = find_types(importlib.import_module(name))
+      assert not [type_ for type_ in new_types if is_run(type_, run)], name
+      types |= new_types
+  assert {Training, RouterFiles} < types  # it looks into what it is to look into
 
 
 def test_a_run_in_disguise_is_found(run):

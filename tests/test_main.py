@@ -51,8 +51,8 @@ BODIES = {
   "c = Config(); c.value.prices = (0,); return c": "Field prices not found on dataclass ValueConfig; set --config.value.cost_weights",
   "c = Config(); c.sft.update = 5; return c": f"Field update not found on dataclass SFTConfig; {FIELDS}",
   "pass": "file.py:other: get_config() returned a NoneType; return a Config",
-  "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
-  "raise SystemExit(0)": "file.py:other: SystemExit: 0",
+  "raise KeyboardInterrupt": "file.py:other (KeyboardInterrupt): correct",
+  "raise SystemExit(0)": "file.py:other (SystemExit: 0): correct",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",
 }
 CASES = [(arguments, "", expected) for arguments, expected in WRONG.items()]

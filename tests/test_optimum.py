@@ -92,7 +92,7 @@ def brute_force(rules, errors, mu, call_usd, calls):
       return 0.0
     total, level_W, seen_W = 0.0, level_WxI[:, lock], seen_WxI[:, lock]
     for seen in {*seen_W[weight_W > 0]}:
-      here_W, values = weight_W * (seen_W == seen), []
+      matching_W, values = weight_W * (seen_W == seen), []
       for model in models if calls else (0,):
         plain, tricky = lapses[model]
         rate_W = np.where(level_W == PLAIN, plain.rate, tricky.rate)
@@ -100,9 +100,9 @@ def brute_force(rules, errors, mu, call_usd, calls):
         open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
         jam_W = 1 - open_W - rate_W * wrong_W
         later = step + 1, calls - (model > 0)
-        opened = best(here_W * open_W, lock + 1, 0, *later)
-        jammed = best(here_W * jam_W, lock, jams + 1, *later)
-        values.append(opened + jammed - mu * call_usd[step][model] * here_W.sum())
+        opened = best(matching_W * open_W, lock + 1, 0, *later)
+        jammed = best(matching_W * jam_W, lock, jams + 1, *later)
+        values.append(opened + jammed - mu * call_usd[step][model] * matching_W.sum())
       total += max(values)
     return total
 

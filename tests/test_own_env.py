@@ -131,20 +131,20 @@ def test_a_user_s_environment_has_options_and_a_metric(tmp_path):
   assert (
     table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
   )
-  for options, said in (
+  for options, message in (
     ({"rooms": 1, "dark": 2}, "dark is 2, but this option does not exist; the opt"),
     ({"rooms": "many"}, "rooms is 'many', but must be of type int"),
     ({"rooms": True}, "rooms is True, but must be of type int"),
     ({"rooms": 1.0}, "rooms is 1.0, but must be of type int"),
   ):
     config.env.options = options
-    with pytest.raises(ValueError, match=f"^--config.env.options.*{said}") as error:
+    with pytest.raises(ValueError, match=f"^--config.env.options.*{message}") as error:
       main.validate(config)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  "kind, said",
+  "kind, message",
   [
     ("nowhere.py:Maze", "the file .*nowhere.py. does not exist"),
     ("maze.py:Nothing", "has no class Nothing that is a subclass of Env"),
@@ -153,12 +153,12 @@ def test_a_user_s_environment_has_options_and_a_metric(tmp_path):
     ("bare.py:Maze", "its Options need a default for each field: .* argument: 'rooms'"),
   ],
 )
-def test_a_file_without_an_environment_has_a_clear_message(kind, said, tmp_path):
+def test_a_file_without_an_environment_has_a_clear_message(kind, message, tmp_path):
   (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
   (tmp_path / "broken.py").write_text(MAZE)
   bare = MAZE.partition("class Broken")[0].replace("rooms: int = 1", "rooms: int")
   (tmp_path / "bare.py").write_text(bare)
-  with pytest.raises(ValueError, match=f"^--config.env.kind is .*{said}") as error:
+  with pytest.raises(ValueError, match=f"^--config.env.kind is .*{message}") as error:
     main.validate(tiny.config(tmp_path, kind=f"{tmp_path}/{kind}"))
   assert "\n" not in str(error.value)
 

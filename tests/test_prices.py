@@ -1,9 +1,30 @@
 """Test the dollars of calls against sums worked out by hand."""
 
-import pytest
+import dataclasses
 
-from baar_jax.episode import Usage
-from baar_jax.llms.prices import Price, cost_usd, prices_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baar_jax.config import ModelsConfig
+from baar_jax.episode import LARGE, SMALL, CacheRule, Call, Step, Usage
+from baar_jax.llms.prices import (
+  Billing,
+  Outlook,
+  Price,
+  Read,
+  cached_tokens,
+  cost_usd,
+  find_rule,
+  open_billing,
+  prices_of,
+)
+
+GPT = CacheRule(minimum=1024, step=128, lifetime_s=300.0)
+COUNTS = st.integers(0, 5000)
+SECONDS = st.floats(0, 1000)
+READS = st.lists(st.builds(Read, COUNTS, SECONDS), max_size=5)
+RULES = st.builds(CacheRule, st.integers(1, 2048), st.integers(1, 256), SECONDS)
 
 
 # A model is a name with a list price, or a price of the user.
@@ -45,3 +66,113 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
 def test_an_impossible_usage_is_an_error(usage):
   with pytest.raises(ValueError, match="is impossible"):
     cost_usd("gpt-4.1", Usage(*usage))
+
+
+@pytest.mark.parametrize(
+  "tokens, cached",
+  [(1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (1153, 1152)],
+)
+def test_a_repeated_prompt_is_cached_in_whole_steps(tokens, cached):
+  assert cached_tokens(GPT, [Read(tokens, 0.0)], tokens, 1.0) == cached
+
+
+def test_a_prompt_is_cached_until_its_lifetime_ends():
+  assert cached_tokens(GPT, [Read(2000, 10.0)], 2100, 310.0) == 1920
+  assert cached_tokens(GPT, [Read(2000, 10.0)], 2100, 310.1) == 0
+  # The newer prompt, which shares less, is still there.
+  reads = [Read(2000, 10.0), Read(1300, 100.0)]
+  assert cached_tokens(GPT, reads, 2100, 310.1) == 1280
+  assert cached_tokens(GPT, [Read(5000, 0.0)], 2100, 1.0) == 2048
+
+
+@given(RULES, READS, READS, COUNTS, SECONDS)
+def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
+  """Never more than the prompt, in whole steps, none below the minimum; more history never
+  makes less warm."""
+  cached = cached_tokens(rule, reads, tokens, now_s)
+  assert 0 <= cached <= tokens
+  assert cached % rule.step == 0 and (cached == 0 or cached >= rule.minimum)
+  assert cached_tokens(rule, reads + more, tokens, now_s) >= cached
+
+
+@pytest.mark.parametrize(
+  "name, minimum, step",
+  [
+    ("gpt-4.1-mini", 1024, 128),
+    ("openai/gpt-5.5", 1024, 128),
+    ("gpt-5.6-sol", 1024, 1),
+    ("gpt-6.1-sol", 1024, 1),
+    ("o4-mini", 1024, 128),
+    ("claude-opus-4-5", 4096, 1),
+    ("claude-opus-4-7", 2048, 1),
+    ("claude-opus-4-8", 1024, 1),
+    ("claude-opus-5-5", 512, 1),
+    ("claude-haiku-4-5", 4096, 1),
+    ("claude-3-5-haiku-20241022", 2048, 1),
+    ("claude-sonnet-5", 1024, 1),
+    ("gemini-2.5-pro", 2048, 1),
+    ("gemini-3.1-pro", 4096, 1),
+    ("a-model-of-nobody", 1024, 128),
+  ],
+)
+def test_the_rule_of_a_model_family(name, minimum, step):
+  rule = find_rule(name)
+  assert (rule.minimum, rule.step) == (minimum, step)
+
+
+def test_a_write_premium_is_billed_once():
+  """The first prompt is written at 1.25 x; the second one writes only its new tokens."""
+  billing = Billing((Price(4.0, 0.4, 20.0, 5.0),), (CacheRule(1024, 1, 300.0),))
+  first = billing.bill(0, [], 2000, 10, 0.0)
+  assert first.usage == Usage(2000, 0, 10, 2000)
+  assert first.cost_usd == pytest.approx((2000 * 5 + 10 * 20) / 1e6)
+  second = billing.bill(0, [Read(2000, 0.0)], 2100, 10, 1.0)
+  assert second.usage == Usage(2100, 2000, 10, 100)
+  assert second.cost_usd == pytest.approx((2000 * 0.4 + 100 * 5 + 10 * 20) / 1e6)
+  # A short prompt is neither read from the cache nor written to it.
+  assert billing.bill(0, [], 1000, 10, 0.0).usage == Usage(1000, 0, 10, 0)
+
+
+def act(model, prompt_tokens, latency_s=0.0):
+  call = Call(model, Usage(prompt_tokens, 0, 90), 0.0, latency_s)
+  return Step("x" * 40, model, "act", [call])
+
+
+def test_two_models_in_turn_are_warm_apart():
+  """Observations have 10 tokens, replies 90; a step takes 90 / 90 + 1 s."""
+  price = Price(1.0, 0.5, 2.0)
+  billing = Billing((price, price), (GPT, GPT))
+  steps = [act(SMALL, 2000), act(LARGE, 2100), act(SMALL, 2200), act(SMALL, 2300)]
+  outlooks = list(billing.list_outlooks(steps, 1500, 50))
+  assert [o.warm_tokens for o in outlooks[0]] == [0, 0]
+  assert [o.cold_tokens for o in outlooks[0]] == [1500, 1500]
+  # 2,000 + 90 + 10 tokens: SMALL has read 2,000 of them.
+  assert [o.warm_tokens for o in outlooks[1]] == [1920, 0]
+  assert [o.cold_tokens for o in outlooks[1]] == [180, 2100]
+  assert [o.warm_tokens for o in outlooks[2]] == [1920, 2048]
+  assert [o.warm_tokens for o in outlooks[3]] == [2176, 2048]
+  # A repeated call finds 2,048 of 2,100 tokens warm: 52 + 1,024 + 100 millionths.
+  usd = (180 + 960 + 100) / 1e6
+  assert outlooks[1][SMALL] == pytest.approx(
+    Outlook(1920, 180, usd, 1176 / 1e6, 2200 / 1e6)
+  )
+
+
+def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
+  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT), step_s=2.0)
+  for latency_s, warm in ((297.9, 1920), (298.1, 0)):
+    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 3.0), act(LARGE, 2200)]
+    # SMALL's prompt was read at 0 s; its reply takes 1 s, and each step 2 s.
+    *_, (small, large) = billing.list_outlooks(steps, 1500, 50)
+    assert (small.warm_tokens, large.warm_tokens) == (warm, 2048)
+
+
+def test_a_run_without_prompt_caches_reads_nothing_warm():
+  models = ModelsConfig()
+  billing = open_billing(models)
+  assert billing.rules == (GPT, GPT)
+  models = dataclasses.replace(models, prompt_cache=False)
+  billing = open_billing(models)
+  *_, (small, large) = billing.list_outlooks([act(SMALL, 2000)] * 2, 1500, 50)
+  assert small.warm_tokens == large.warm_tokens == 0
+  assert small.usd == small.repeat_usd == small.worst_usd

@@ -99,9 +99,11 @@ def test_small_knows_no_more_than_large():
   for task_id in IDS:
     calls = itertools.product((SMALL, LARGE), [task_id], [critical(2)], (False, True))
     small, later_small, large, later_large = (ERRORS.lapse(*call) for call in calls)
-    known = large.rate != 0.95
-    assert later_small == small and later_large == (Lapse(0.6, 0.9) if known else large)
-    assert known or (small.rate, large) == (0.98, Lapse(0.95, 0.6))
+    is_passed = large.rate != 0.95
+    assert later_small == small and later_large == (
+      Lapse(0.6, 0.9) if is_passed else large
+    )
+    assert is_passed or (small.rate, large) == (0.98, Lapse(0.95, 0.6))
     assert small.rate != 0.98 or (small.spoils and small.wrong in (0.8, 0.02))
 
 

@@ -504,7 +504,7 @@ def test_a_session_goes_on_after_a_models_error(
   # Two attempts that may be billed count at their worst case.
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
   message = reply.json()["error"]["message"]
-  assert (message == f"told to answer {fault}") == (fault in ("400 bad", "500"))
+  assert (message == f"asked to answer {fault}") == (fault in ("400 bad", "500"))
   upstream.fault, upstream.answer = (
     lambda *_: "created",
     lambda request: "half a pair: \ud83d",

@@ -88,8 +88,8 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   assert not left, (
     f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
   )
-  known = read_spent(tmp_path / "tiny", 2).at_most_usd
-  assert billed(server) <= known + 1e-9 < 3 * billed(server)
+  at_most_usd = read_spent(tmp_path / "tiny", 2).at_most_usd
+  assert billed(server) <= at_most_usd + 1e-9 < 3 * billed(server)
   ((recorded,),) = query(tmp_path, "SELECT count(*) FROM calls")
   assert recorded >= len(server.seen)  # some attempts timed out before they were sent
   assert most_replies(tmp_path) == 1
@@ -97,7 +97,7 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   ledger = results["ledger"]
   assert ledger["total_usd"] + ledger["presumed_usd"] - ledger[
     "router_usd"
-  ] == pytest.approx(known)
+  ] == pytest.approx(at_most_usd)
   assert (
     f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
   )
@@ -108,8 +108,8 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   files = [
     path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()
   ]
-  said = "".join([*lines, out, err]).encode()
-  assert not [text for text in [said, *files] if KEY[3:].encode() in text]
+  output = "".join([*lines, out, err]).encode()
+  assert not [text for text in [output, *files] if KEY[3:].encode() in text]
 
 
 def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(

@@ -17,6 +17,7 @@ from baar_jax.config import SamplePlan
 from baar_jax.episode import Call, Task, Usage
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
+from baar_jax.serve.sessions import Sessions
 from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
@@ -273,6 +274,38 @@ def test_samples_and_sessions_of_version_0_have_todays_keys(older, key, plans, s
   routed = PolicySpec("conditioned", update=2, cost_weight=0.5, cap=Cap(usd=0.1))
   expected = {"id": "s", "policy": routed.key, "cost_weight": 0.5}
   assert json.loads(stored) == expected
+
+
+SESSION = {
+  "rule": "router",
+  "policy": "conditioned(update=2,cost_weight=0.5,usd=0.1)",
+  "task_id": "fix-17",
+  "description": "",
+  "call_limit": None,
+  "usd_limit": 0.1,
+  "spent_usd": 0.01,
+}
+
+
+def test_sessions_of_version_1_have_cost_weights(store, path):
+  """Their field was named price. It was null for a policy without a cost weight."""
+  store.close()
+  damage(
+    path,
+    "CREATE TABLE sessions (id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT)",
+  )
+  for id_, price in (("number", 0.5), ("null", None)):
+    state = json.dumps(SESSION | {"id": id_, "price": price})
+    damage(path, "INSERT INTO sessions VALUES (?, 0, 0.0, ?)", id_, state)
+  damage(path, "PRAGMA user_version = 1")
+  Store(path).close()
+  states = dict(rows_of(path, "SELECT id, state FROM sessions"))
+  for id_, weight in (("number", 0.5), ("null", None)):
+    expected = SESSION | {"id": id_, "cost_weight": weight}
+    assert json.loads(states[id_]) == expected
+    session = Sessions(path, None).find(id_)
+    assert (session.cost_weight, session.dollars.remaining) == (weight, 0.09)
+  assert rows_of(path, "PRAGMA user_version") == [(2,)]
 
 
 def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):

@@ -153,7 +153,7 @@ class Env:
     """Return a wrong action in place of the expert's.
 
     Args:
-      kind: the kind of mistake. "wrong" acts on the wrong thing; this may be fatal or
+      kind: the kind of mistake. "wrong" acts on the wrong object; this may be fatal or
         cost further steps. "lost" wastes the step in the way of a weak model, "hasty"
         in the way of a strong model.
       key: the seed of the random draw. The same key gives the same action in the same
@@ -163,9 +163,10 @@ class Env:
 
 
 def spread(count: int) -> list[int]:
-  """Order the indices below `count` so that the first n are spread evenly, for any n.
+  """Order the indices below `count`, so that the first few spread evenly.
 
-  The sort key is the index with its bits reversed.
+  For any n, the first n indices are nearly evenly spaced. The sort key is the index
+  with its bits reversed.
   """
   return sorted(range(count), key=lambda number: f"{number:032b}"[::-1])
 

@@ -34,9 +34,9 @@ def cache() -> Path:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-  """Lock the file NAME.lock in the cache, so that one process at a time goes on.
+  """Lock the file NAME.lock in the cache until the context ends.
 
-  A process waits here while another process holds the lock.
+  Only one process can hold the lock. Another process waits here.
   """
   cache().mkdir(parents=True, exist_ok=True)
   with (cache() / f"{name}.lock").open("w") as file:

@@ -177,7 +177,9 @@ def _check(env: Env, name: str, result: Any, *args: object) -> Any:
     call = f"{type(env).__name__}.{name}"
     if args:
       call += f"({', '.join(map(repr, args)):.80})"
-    raise WrongResult(f"{call} gave {result!r:.80}, but must give {expected}")
+    raise WrongResult(
+      f"{call} gave {result!r:.80}, but must give {expected}: correct it"
+    )
   return result
 
 
@@ -268,7 +270,8 @@ class Child:
       # The child sends one line per request, so the read buffer is empty here and
       # select() sees every answer.
       if not select.select([answers], [], [], timeout_s)[0]:
-        raise self._kill(f"no answer in {timeout_s:g} s")
+        limit = "the limit --config.env.timeout_s"
+        raise self._kill(f"no answer in {timeout_s:g} s, {limit}")
       return json.loads(answers.readline())
     except (OSError, json.JSONDecodeError):  # The child has closed or cut its answer.
       raise self._kill("it ended without an answer") from None
@@ -282,7 +285,10 @@ class Child:
     # Closing the pipe of an unread request raises OSError.
     with contextlib.suppress(OSError), process:
       _kill_group(process)
-    return EnvDied(f"the environment's process died: {cause}")
+    return EnvDied(
+      f"the environment's process died ({cause}): "
+      "correct the environment or its settings"
+    )
 
   def close(self) -> None:
     """Kill the child; a thread that waits for its answer gets EnvDied at once."""

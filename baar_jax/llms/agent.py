@@ -1,28 +1,12 @@
 """Write the ReAct conversation of an agent, and read the action in a reply."""
 
-import dataclasses
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from baar_jax.episode import Reply, Task
 
 Messages = list[dict[str, str]]
 
-
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
-
-  usd: float = 0.0
-
-
-# The type of functions reserve(usd, replayed=False). Such a function returns a context
-# manager, which reserves the worst case `usd` of a call in the budgets. When the call
-# has ended, the context manager settles the Cost that the call has set.
-# `rollout.budget.reserve` is one implementation.
-Reserve = Callable[..., AbstractContextManager]
 
 NO_ACTION = (
   "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."

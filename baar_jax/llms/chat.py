@@ -21,11 +21,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
-from baar_jax.llms.agent import Agent, Cost, Messages, NoAnswer, Reserve
+from baar_jax.llms.agent import Agent, Messages, NoAnswer
 from baar_jax.llms.calls import Calls
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, ask, run_in_thread
-from baar_jax.llms.prices import Pair
+from baar_jax.llms.prices import Cost, Reserve
 from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
@@ -34,7 +34,7 @@ TOKENS_PER_MESSAGE = 16
 ROUNDING = 1e-9
 
 
-class ChatPair(Pair):
+class ChatPair:
   """The configured models, called at their providers' endpoints.
 
   Attributes:

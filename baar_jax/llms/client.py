@@ -227,7 +227,7 @@ class Books(Protocol[Attempted, Answer]):
     """
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Wait, and choose the model of the next attempt.
+    """Choose the model of the next attempt, after a wait.
 
     Args:
       outcome: the outcome of the attempt that failed.

@@ -7,13 +7,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
-from baar_jax.episode import SMALL, CacheRule, Call, Step, Task, Usage
-from baar_jax.llms.agent import Agent, Reserve
+from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,8 @@ class Price:
     fresh = usage.prompt_tokens - cached - written
     if min(fresh, cached, written, usage.completion_tokens) < 0:
       raise ValueError(
-        f"{usage} is impossible: counts are negative or exceed the prompt. Correct it."
+        f"{usage} is impossible: a count is negative, or cached and written tokens "
+        "exceed the prompt. Correct the counts."
       )
     write_price = self.input if self.cache_write is None else self.cache_write
     prompt = fresh * self.input + cached * self.cached_input + written * write_price
@@ -159,6 +159,19 @@ def cost_usd(model_name: str, usage: Usage) -> float:
   """
   return list_price(model_name).cost_usd(usage)
 
+
+@dataclasses.dataclass
+class Cost:
+  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
+
+  usd: float = 0.0
+
+
+# The type of functions reserve(usd, replayed=False). Such a function returns a context
+# manager, which reserves the worst case `usd` of a call in the budgets. When the call
+# has ended, the context manager settles the Cost that the call has set.
+# `rollout.budget.reserve` is one implementation.
+Reserve = Callable[..., AbstractContextManager]
 
 # The rules of prompt caches by family, the first that matches a model's name; docs/
 # models_and_money.md has a source for each number. Caches that a request has to ask for
@@ -349,55 +362,22 @@ class Billing:
     )
 
 
-def open_billing(config: ModelsConfig, env: type[Env]) -> Billing:
+def open_billing(
+  config: ModelsConfig, cache_rule: CacheRule | None = None, step_s: float = 1.0
+) -> Billing:
   """Collect the prices and the prompt caches of a run's models.
 
   Args:
     config: the configuration of the models.
-    env: the class of the environment; its `cache_rule` replaces the models' rules.
+    cache_rule: the environment's `cache_rule`; None takes each model's own.
+    step_s: the environment's `step_s`.
 
   Raises:
     ValueError: a model has no list price.
   """
   rules = []
   for name in config.names:
-    rule = env.cache_rule or find_rule(name)
+    rule = cache_rule or find_rule(name)
     rules.append(rule if config.prompt_cache else None)
   prices = prices_of(config.names, config.prices)
-  return Billing(prices, tuple(rules), env.step_s)
-
-
-class Pair(Protocol):
-  """Two or more models to route between, the cheapest first."""
-
-  names: tuple[str, ...]
-  prices: tuple[Price, ...]
-
-  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
-    """Start one agent for each model in an episode.
-
-    Args:
-      env: the environment of the episode.
-      task: the task of the episode.
-      seed: the seed of the episode.
-      reserve: reserves the agents' calls in the budgets.
-    """
-
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
-    """Prepare the judge, the model that a zero-shot router asks.
-
-    Args:
-      config: the configuration of this model.
-
-    Returns:
-      A function that starts an agent for a task, a seed and the episode's `reserve`.
-
-    Raises:
-      ValueError: the model has no price.
-    """
-
-  def stop(self) -> None:
-    """Stop all calls: cancel the calls in flight, and make no further attempts."""
-
-  def close(self) -> None:
-    """Close connections and files."""
+  return Billing(prices, tuple(rules), step_s)

@@ -17,12 +17,12 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import ERROR_WORDS, Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
 from baar_jax.episode import SMALL, Call, Reply, Task, decision_words
-from baar_jax.llms.agent import Agent, Messages, Reserve, write_reply
+from baar_jax.llms.agent import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
   Billing,
-  Pair,
   Read,
+  Reserve,
   count_tokens,
   open_billing,
 )
@@ -46,7 +46,7 @@ class Prospect(NamedTuple):
   usd: float
 
 
-class ScriptedPair(Pair):
+class ScriptedPair:
   """The scripted models of a run.
 
   A reply depends only on the task, the seed, the step, the environment's state, and the
@@ -68,7 +68,7 @@ class ScriptedPair(Pair):
     """
     self.names = config.names
     self._env = env
-    self._billing = open_billing(config, env)
+    self._billing = open_billing(config, env.cache_rule, env.step_s)
     self.prices = self._billing.prices
     self._errors = errors or env.Errors(len(config.names), config.skills)
 
@@ -93,7 +93,7 @@ class ScriptedPair(Pair):
 
     The judge stands in for the strong model that a zero-shot router asks.
     """
-    billing = open_billing(config, self._env)
+    billing = open_billing(config, self._env.cache_rule, self._env.step_s)
     models = len(self.names)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
@@ -101,6 +101,12 @@ class ScriptedPair(Pair):
       return ScriptedJudge(Account(0, billing, Clock(billing.step_s), reserve), models)
 
     return start
+
+  def stop(self) -> None:
+    """Stop all calls. A scripted call takes no time, so none is in flight."""
+
+  def close(self) -> None:
+    """Close connections and files. Scripted models have none."""
 
 
 @dataclasses.dataclass

@@ -77,7 +77,7 @@ class Endpoint:
     try:
       return ipaddress.ip_address(self.host).is_private
     except ValueError:
-      # A name without a dot is localhost, or a name on the user's network.
+      # A host name without a dot is localhost, or a machine on the user's network.
       return "." not in self.host
 
   @property
@@ -314,7 +314,7 @@ def clean(complaint: str, key: str) -> str:
 
 
 def _strip(text: str) -> str:
-  """Keep only letters and digits, in lower case."""
+  """Keep only the letters and digits of a text, in lower case."""
   return re.sub(r"[\W_]", "", text).lower()
 
 

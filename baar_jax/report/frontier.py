@@ -120,7 +120,7 @@ def vertices(
   if large[0] <= small[0] or large[1] <= small[1]:
     raise ValueError(
       "always-LARGE must cost more and score more than always-SMALL, "
-      f"but their (cost, score) are {large} and {small}"
+      f"but their (cost, score) are {large} and {small}: pass other boundaries"
     )
   points_Px2 = np.stack([np.clip(costs_P, *limits), scores_P], axis=1)
   hull = []
@@ -151,7 +151,10 @@ def _points(cost_P: ArrayLike, score_P: ArrayLike) -> list[np.ndarray]:
     or costs_P.shape != scores_P.shape
     or not np.isfinite(points).all()
   ):
-    raise ValueError("pass a finite cost and a finite score for each point")
+    raise ValueError(
+      f"got costs {costs_P.tolist()!s:.80} and scores {scores_P.tolist()!s:.80}: "
+      "pass a finite cost and a finite score for each point"
+    )
   return points
 
 

@@ -141,7 +141,8 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
     origin = f"models at {' and '.join(hosts)}"
   return Facts(
     environment=env.kind.rpartition(":")[2],
-    own_tasks=engine is not None and not engine.named_data(env.options.get("data", "")),
+    has_synthetic_games=engine is not None
+    and not engine.named_data(env.options.get("data", "")),
     models=origin,
     prices_usd_per_million=dict(
       zip(models.names, prices_of(models.names, models.prices))
@@ -200,7 +201,7 @@ def plain(results: Results) -> dict:
   """
 
   def convert(item: pd.DataFrame | np.generic) -> object:
-    """Convert a table to a list of its rows, and a NumPy number to a Python number."""
+    """Convert a table to its rows, or a NumPy number to Python."""
     if not isinstance(item, pd.DataFrame):
       return item.item()
     if item.index.name:

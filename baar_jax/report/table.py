@@ -29,7 +29,7 @@ class Facts:
 
   Attributes:
     environment: the environment's name, or the class name of your own Env.
-    own_tasks: whether this program has generated the tasks (synthetic games).
+    has_synthetic_games: whether the tasks are synthetic games, not real ones.
     models: "scripted models", or "models at HOST" with the hosts of the endpoints.
     prices_usd_per_million: by model, the price in US dollars per million tokens.
     test_tasks: the number of test tasks in the results.
@@ -41,7 +41,7 @@ class Facts:
   """
 
   environment: str
-  own_tasks: bool
+  has_synthetic_games: bool
   models: str
   prices_usd_per_million: dict[str, Price]
   test_tasks: int
@@ -52,7 +52,7 @@ class Facts:
 
 
 class Style(Protocol):
-  """The look of a family in the report: its label, and its line's colour and marker."""
+  """The label, colour and marker of a family in the report."""
 
   label: str
   color: str
@@ -172,7 +172,7 @@ COMPARED_COLUMNS = ("cost_usd", *METRICS)
 DIFFICULTIES = ["easy", "hard", "intractable"]
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
-PARTS = (
+LEDGER_COLUMNS = (
   "small_usd",
   "large_usd",
   "proposals_usd",
@@ -374,12 +374,12 @@ def run_ledger(
     models: the number of models, without the judge.
 
   Returns:
-    US dollars of each of PARTS, and their sum as `total_usd`. `presumed_usd` is the
-      largest amount that may have been billed in addition, for calls whose outcome is
-      unknown.
+    US dollars of each of LEDGER_COLUMNS, and their sum as `total_usd`. `presumed_usd`
+      is the largest amount that may have been billed in addition, for calls whose
+      outcome is unknown.
   """
-  usd = table.loc[~table.reused, [*PARTS, "presumed_usd"]].sum()
-  ledger = usd[[*PARTS]].to_dict()
+  usd = table.loc[~table.reused, [*LEDGER_COLUMNS, "presumed_usd"]].sum()
+  ledger = usd[[*LEDGER_COLUMNS]].to_dict()
   presumed_usd = usd.presumed_usd
   if spent is not None:
     ledger["small_usd"] = spent.replies_usd[SMALL] - usd.proposals_usd

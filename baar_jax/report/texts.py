@@ -20,7 +20,7 @@ LEDGER = {
   "router_usd": "router",
   "total_usd": "total",
 }
-# Parts of the ledger in which only rivals have dollars.
+# Ledger columns with the dollars of calls that only rivals make.
 OPTIONAL = ("proposals_usd", "judge_usd")
 # Words for a policy's parameters and cap in its label, by name.
 PARAMETERS = {
@@ -90,7 +90,7 @@ NOTES = {
 
 
 class Column(NamedTuple):
-  """A column of a table in the report: its title, and the format of its numbers."""
+  """The title and number format of a column in the report."""
 
   title: str
   # A format of Python. Its letter z writes -0 as 0. The percent sign that its letter %

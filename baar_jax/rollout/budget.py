@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from baar_jax.episode import SMALL, Step
-from baar_jax.llms.agent import Cost
+from baar_jax.llms.prices import Cost
 
 
 class BudgetSpent(RuntimeError):
@@ -219,5 +219,7 @@ def _to_fraction(usd: float) -> Fraction:
     ValueError: the number is negative or not finite.
   """
   if not 0 <= usd < math.inf:
-    raise ValueError(f"A sum of dollars must be finite and >= 0, but it is {usd}.")
+    raise ValueError(
+      f"A sum of dollars must be finite and >= 0, but it is {usd}. Correct this number."
+    )
   return Fraction(str(float(usd)))

@@ -2,13 +2,15 @@
 
 import dataclasses
 import queue
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Step
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.llms import agent
-from baar_jax.llms.prices import Pair
+from baar_jax.llms.prices import Price, Reserve
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.rules import Policy, Purse, Turn
 from baar_jax.rollout.specs import Decision, Job, Live
@@ -72,6 +74,44 @@ class Running:
 
 # Episodes that wait for a decision or have ended.
 Arrivals = queue.SimpleQueue[Running]
+
+
+class Pair(Protocol):
+  """Two or more models to route between, the cheapest first."""
+
+  names: tuple[str, ...]
+  prices: tuple[Price, ...]
+
+  def start(
+    self, env: Env, task: Task, seed: int, reserve: Reserve
+  ) -> Sequence[agent.Agent]:
+    """Start one agent for each model in an episode.
+
+    Args:
+      env: the environment of the episode.
+      task: the task of the episode.
+      seed: the seed of the episode.
+      reserve: reserves the agents' calls in the budgets.
+    """
+
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], agent.Agent]:
+    """Prepare the judge, the model that a zero-shot router asks.
+
+    Args:
+      config: the configuration of this model.
+
+    Returns:
+      A function that starts an agent for a task, a seed and the episode's `reserve`.
+
+    Raises:
+      ValueError: the model has no price.
+    """
+
+  def stop(self) -> None:
+    """Stop all calls: cancel the calls in flight, and make no further attempts."""
+
+  def close(self) -> None:
+    """Close connections and files."""
 
 
 def run_episodes(

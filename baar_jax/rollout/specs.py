@@ -1,4 +1,4 @@
-"""Define the records of play: PolicySpec, Cap, Job, Live and Decision."""
+"""Define the records of policies, caps, trials, live episodes and decisions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Cap:
     return (self.calls, self.usd) != (None, None)
 
   def after(self, steps: Sequence[Step]) -> "Cap":
-    """Return the calls and dollars that remain after these steps, as a cap."""
+    """Compute the cap that remains after an episode's first steps."""
     calls = self.calls
     usd = self.usd
     if calls is not None:

@@ -245,8 +245,8 @@ def build_tokenizer(fields: dict[str, Any]) -> Tokenizer:
   texts = fields["tokenizer.ggml.tokens"]
   types = fields["tokenizer.ggml.token_type"]
   tokens = list(zip(texts, types))
-  # The vocabulary ends with the last used token. Tokens that are added later, such as
-  # the decision tokens, take the ids of the unused tokens at the end.
+  # The unused tokens at the end are left out. So their ids are free for tokens that are
+  # added later, such as the decision tokens.
   size = 1 + max(index for index, (_, kind) in enumerate(tokens) if kind != UNUSED)
   vocabulary = {text: index for index, (text, _) in enumerate(tokens[:size])}
   merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]

@@ -10,8 +10,8 @@ import numpy as np
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Step, Task
-from baar_jax.llms.agent import Agent, Reserve, parse_action
-from baar_jax.llms.prices import Billing
+from baar_jax.llms.agent import Agent, parse_action
+from baar_jax.llms.prices import Billing, Reserve
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.head import CallMeans, list_outlooks

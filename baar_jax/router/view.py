@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
+from baar_jax.llms.prices import Billing, Outlook
 from baar_jax.rollout.specs import Cap, Live
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer
 
@@ -74,6 +75,7 @@ class View:
   Attributes:
     config: The router's settings.
     proposals: Whether the text shows the proposals of a cascade.
+    billing: The models' prompt caches, for --config.router.show_cache; None hides them.
     words: The word for each model in texts, cheapest first.
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
@@ -89,6 +91,7 @@ class View:
     directory: Path,
     proposals: bool = False,
     models: int = 2,
+    billing: Billing | None = None,
   ) -> None:
     """Read the tokenizer and check its tokens.
 
@@ -97,6 +100,7 @@ class View:
       directory: directory of a `tokenizer.json`.
       proposals: whether the text shows the proposals of a cascade.
       models: number of models.
+      billing: the models' prompt caches, which --config.router.show_cache shows.
 
     Raises:
       ValueError: the tokenizer cannot be read, lacks a decision token, or has more
@@ -104,6 +108,7 @@ class View:
     """
     self.config = config
     self.proposals = proposals
+    self.billing = billing if config.show_cache else None
     self.words = decision_words(models)
     self.tokenizer = read_tokenizer(directory)
     tokens = decision_tokens(models)
@@ -160,7 +165,10 @@ class View:
       remaining_caps = [Cap()] * len(steps)
     if self.config.view == "paper":
       return write_prompts(self, task, steps, remaining_caps)
-    return write_transcript(self, task, steps, remaining_caps)
+    caches = [""] * len(steps)
+    if self.billing:
+      caches = [*map(_write_caches, self.billing.list_outlooks(steps, 0, 0))]
+    return write_transcript(self, task, steps, remaining_caps, caches)
 
   def encode_rule(self, text: str) -> tuple[int, ...]:
     """Encode one of this file's texts, after `name_models` has put in the words."""
@@ -217,8 +225,18 @@ def list_remaining_caps(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
   return [cap.after(steps[:s]) for s in range(len(steps))]
 
 
+def _write_caches(outlooks: Sequence[Outlook]) -> str:
+  """Write the tokens of the next prompt that each model's prompt cache holds."""
+  warm = "/".join(str(outlook.warm_tokens) for outlook in outlooks)
+  return f" {warm} of {outlooks[0].warm_tokens + outlooks[0].cold_tokens} tokens warm,"
+
+
 def write_transcript(
-  view: View, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap]
+  view: View,
+  task: Task,
+  steps: Sequence[Step],
+  remaining_caps: Sequence[Cap],
+  caches: Sequence[str],
 ) -> list[Window]:
   """Write an episode as one text that grows by whole steps.
 
@@ -231,6 +249,7 @@ def write_transcript(
     task: the task of the episode.
     steps: the steps. The last step is written only up to its decision.
     remaining_caps: the cap that remains before each step.
+    caches: the text about prompt caches before each step.
 
   Returns:
     Windows with one or more decisions each.
@@ -242,7 +261,8 @@ def write_transcript(
   blocks = []
   answer = ()
   for s, step in enumerate(steps):
-    question = _write_question(view, task, step, s, remaining_caps[s])
+    budget = _write_budget(task, remaining_caps[s]) + caches[s]
+    question = _write_question(view, step, s, budget)
     window = windows[-1]
     if len(window.tokens) + len(answer) + len(question) <= config.max_tokens:
       window.tokens.extend(answer + question)
@@ -265,11 +285,16 @@ def write_transcript(
   return windows
 
 
-def _write_question(
-  view: View, task: Task, step: Step, s: int, remaining_cap: Cap
-) -> tuple[int, ...]:
-  """Write the transcript's line of step s up to its decision, as tokens."""
-  line = STEP.format(number=s + 1, budget=_write_budget(task, remaining_cap))
+def _write_question(view: View, step: Step, s: int, budget: str) -> tuple[int, ...]:
+  """Write the transcript's line of step s up to its decision, as tokens.
+
+  Args:
+    view: the tokenizer and the words for the models.
+    step: the step.
+    s: the index of the step.
+    budget: the text about the remaining cap and the prompt caches.
+  """
+  line = STEP.format(number=s + 1, budget=budget)
   proposal = view.encode_proposal(step)
   if proposal:
     return view.encode(line) + proposal + view.encode(MODEL)
@@ -370,7 +395,7 @@ def _write_prompt(
 def _find_first_block(
   blocks: Sequence[Sequence[int]], limits: Sequence[int], oldest: int = 0
 ) -> int:
-  """Find the first step to keep in a text, if only the newest steps fit the limit.
+  """Find the oldest step that fits into a text with all newer steps.
 
   Args:
     blocks: the tokens of each step, oldest step first.

@@ -1,4 +1,4 @@
-"""Choose a model for each call of a client, and book the costs of its session."""
+"""Choose a model for each call of a client, and book its cost."""
 
 import dataclasses
 import random
@@ -183,10 +183,10 @@ class Exchange:
   def complete_step(
     self, session: Session, text: Conversation, score: float | None
   ) -> None:
-    """Fill in the action and the score of a session's last step from the next call.
+    """Store the action and the score of a session's last step.
 
-    Nothing is filled in if the messages do not contain exactly one action more than
-    those of the last step's call.
+    The messages of the next call contain the action. Nothing is stored if they do not
+    contain exactly one action more than those of the last step's call.
 
     Args:
       text: the messages of the next call; their last action is the last step's.

@@ -179,7 +179,7 @@ class CallFields(StrictRecord):
 
 
 class SessionScore(StrictRecord):
-  """The fields that a client sends to end a session: the score, and the task's name."""
+  """The score and the task's name, which a client sends to end a session."""
 
   score: float = Field(ge=0, le=1)
   task: Id | None = None

@@ -375,7 +375,7 @@ class RoutedCall:
     return self.upstream.refuse(outcome)
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Wait, then choose the model of the next attempt.
+    """Choose the model of the next attempt, after a wait.
 
     The same model tries again, unless it has no retry left or its call no longer fits
     the budgets. Then an affordable model that has not failed takes its place, if

@@ -163,7 +163,7 @@ class Sessions:
   """
 
   def __init__(self, path: Path, run_budget: DollarBudget | None):
-    """Open the database file, and settle the attempts of a killed process.
+    """Open the database file, and settle the calls that a killed process left open.
 
     Args:
       path: the database file of the run's store.

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from timeit import default_timer, repeat, timeit
@@ -140,7 +141,11 @@ def make_subject(config: RouterConfig) -> Subject:
   it. So the router always reads as many tokens as possible.
   """
   draw = random.Random(0)
-  write = lambda: "".join(draw.choices(LETTERS, k=1000))  # noqa: E731
+
+  def write() -> str:
+    """Draw a text of random letters."""
+    return "".join(draw.choices(LETTERS, k=1000))
+
   task = Task("bench", "test", write(), STEPS)
   episodes = []
   for _ in range(64):
@@ -208,7 +213,11 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
       tokens += len(window.tokens)
   # JAX compiles during the first call, which is not measured. The fastest of three
   # further calls counts.
-  measure_s = lambda step: min(repeat(step, number=1, repeat=4)[1:])  # noqa: E731
+
+  def measure_s(step: Callable[[], object]) -> float:
+    """Measure the fastest time of a step, in seconds."""
+    return min(repeat(step, number=1, repeat=4)[1:])
+
   optimizer = sft_optimizer(changed.sft, changed.sft.learning_rates[0])
   trainer = Trainer(subject.model, sft_batch_loss, optimizer, **settings)
   sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))

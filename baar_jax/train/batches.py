@@ -172,7 +172,8 @@ def make_batch(
     adv_B: one advantage per episode; if empty, all advantages are 0.
 
   Returns:
-    The batch, with both shares 1.
+    The batch. Its `episode_share` and `decision_share` are 1, as in a gradient step
+      with this batch alone.
   """
   size = shape[:2]
   rows = [(b, window) for b, group in enumerate(windows) for window in group]

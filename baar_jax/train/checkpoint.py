@@ -62,7 +62,8 @@ class RouterFiles:
   @functools.cached_property
   def billing(self) -> Billing:
     """Return the prices and prompt caches of the models."""
-    return open_billing(self.config.models, table.load(self.config.env.kind))
+    env = table.load(self.config.env.kind)
+    return open_billing(self.config.models, env.cache_rule, env.step_s)
 
   def open_view(self, proposals: bool = False) -> View:
     """Open the view that turns an episode into the router's tokens.
@@ -71,11 +72,13 @@ class RouterFiles:
       proposals: whether the text has the proposals, as the cascade's scorer reads it.
     """
     models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, proposals, models)
+    config = self.config.router
+    return View(config, self.tokenizer, proposals, models, self.billing)
 
   def open_trunk_view(self) -> View:
-    """Open the view of the value heads' trunk; the text never shows a budget."""
-    router = dataclasses.replace(self.config.router, show_budget=False)
+    """Open the view of the value heads' trunk, without budgets and prompt caches."""
+    hidden = {"show_budget": False, "show_cache": False}
+    router = dataclasses.replace(self.config.router, **hidden)
     config = dataclasses.replace(self.config, router=router)
     return dataclasses.replace(self, config=config).open_view()
 
@@ -246,7 +249,7 @@ class Checkpoints:
       self._manager.close()
 
   def _read(self, items: Mapping) -> dict:
-    """Read named items of the newest checkpoint, and check that arrays are finite."""
+    """Read named items of the newest checkpoint, and check their numbers."""
     with self._explain(READING):
       args = ocp.args.Composite(**items)
       composite = self._manager.restore(self.last_update, args=args)

@@ -19,8 +19,9 @@ from baar_jax.config import (
   require,
 )
 from baar_jax.episode import Episode
-from baar_jax.llms.prices import Pair, prices_of
+from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
+from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec

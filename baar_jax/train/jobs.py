@@ -49,7 +49,7 @@ def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
 
 
 class Planned(NamedTuple):
-  """Pair a policy with the episodes that it plays in a stage.
+  """A policy and the episodes that it plays in a stage.
 
   Attributes:
     spec: the policy.

@@ -236,7 +236,10 @@ def _drop(facts: Facts, commands: Sequence[str]) -> str:
 
 
 def _light(facts: Facts, lamp_type: str) -> str:
-  """Return the next action towards using a lamp: go to such a lamp, or use it."""
+  """Return the next action towards using a lamp.
+
+  The action goes to the place of a lamp, makes the lamp accessible, or uses it.
+  """
   lamps = facts.objects(lamp_type)
   lamp = next(name for name in lamps if facts.container.get(name) in facts.location)
   return facts.reach(facts.container[lamp]) or f"use {lamp}"

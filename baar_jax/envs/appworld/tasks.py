@@ -175,7 +175,7 @@ birthday is in {datetime(2024, int(month), 1):%B}."""
 
 
 def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Write a task that asks for the sum of this year's payments to or from a group."""
+  """Write a task that asks for the sum of this year's payments with a group."""
   total = 0.0
   group = draw.choice(("roommate", "coworker"))
   sides = (("sent to", "receiver"), ("received from", "sender"))

@@ -1,4 +1,4 @@
-"""Run ScienceWorld's engine repeatably, in a Java virtual machine (JVM)."""
+"""Run ScienceWorld's engine in a Java virtual machine (JVM), with seeded results."""
 
 import functools
 import logging

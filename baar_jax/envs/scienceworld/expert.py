@@ -52,7 +52,7 @@ MAX_REPAIRS = 3
 # If the same door has failed to open more than this number of times, the expert goes on
 # to the plan's next action.
 MAX_DOOR_FAILURES = 6
-# If the expert's action moves a thing into a box, a wrong action moves the thing into
+# If the expert's action moves an object into a box, a wrong action moves it into
 # another box with this probability.
 BOXED = 0.6
 MOVED = re.compile(r"You move to the ([a-z ]+)\.")
@@ -66,7 +66,7 @@ class Expert:
 
   The expert's own action advances the plan. After any other action, the expert first
   tries to undo it, by walking back or disconnecting. The engine disconnects whole
-  things only. So a wire that was connected at a wrong end mostly stays connected, and
+  objects only. So a wire that was connected at a wrong end mostly stays connected, and
   the circuit is lost.
   """
 
@@ -175,65 +175,65 @@ class Expert:
     """
     draw = random.Random(key)
     action = self.oracle().action
-    objects = self._engine.list_objects()
-    things = [name for name in objects if name not in ("agent", "air")] or ["table"]
-    wrong = _act_wrongly(action, things, draw) if kind == "wrong" else None
+    names = self._engine.list_objects()
+    objects = [name for name in names if name not in ("agent", "air")] or ["table"]
+    wrong = _act_wrongly(action, objects, draw) if kind == "wrong" else None
     if wrong is None:
-      wrong = _waste_step(action, things, draw, HASTY if kind == "hasty" else LOST)
+      wrong = _waste_step(action, objects, draw, HASTY if kind == "hasty" else LOST)
     # A mistake that equals the expert's action would do the expert's work by chance.
-    return wrong if wrong != action else f"examine {draw.choice(things)}"
+    return wrong if wrong != action else f"examine {draw.choice(objects)}"
 
 
-def _act_wrongly(action: str, things: list[str], draw: random.Random) -> str | None:
-  """Apply the verb of a critical action to a wrong thing.
+def _act_wrongly(action: str, objects: list[str], draw: random.Random) -> str | None:
+  """Apply the verb of a critical action to a wrong object.
 
   Args:
     action: the expert's action.
-    things: the names of the things in sight.
+    objects: the names of the objects in sight.
     draw: the random generator.
 
   Returns:
-    The wrong action; None if the action is routine, or names no second thing.
+    The wrong action; None if the action is routine, or names no second object.
   """
   verb = read_verb(action)
-  others = [thing for thing in things if thing not in action] or things
+  others = [name for name in objects if name not in action] or objects
   if verb in ONE_OBJECT_VERBS:
     return f"{verb}{' on' * (verb == 'focus')} {draw.choice(others)}"
   two_objects = TWO_OBJECTS.match(action)
   if verb not in CRITICAL_VERBS or not two_objects:
     return None
-  _, thing, preposition, target = two_objects.groups()
+  _, item, preposition, target = two_objects.groups()
   boxes = [name for name in others if "box" in name]
   if verb == "move" and "box" in target and boxes and draw.random() < BOXED:
-    return f"move {thing} to {draw.choice(boxes)}"
+    return f"move {item} to {draw.choice(boxes)}"
   if verb == "connect":
     ends = [name for name in others if ENDS.search(name)]
-    return f"connect {thing} to {draw.choice(ends or others)}"
+    return f"connect {item} to {draw.choice(ends or others)}"
   if draw.random() < 0.5:
     return f"{verb} {draw.choice(others)} {preposition} {target}"
-  return f"{verb} {thing} {preposition} {draw.choice(others)}"
+  return f"{verb} {item} {preposition} {draw.choice(others)}"
 
 
 def _waste_step(
-  action: str, things: list[str], draw: random.Random, weights: Sequence[float]
+  action: str, objects: list[str], draw: random.Random, weights: Sequence[float]
 ) -> str:
   """Draw an action that wastes the step.
 
   Args:
     action: the expert's action.
-    things: the names of the things in sight.
+    objects: the names of the objects in sight.
     draw: the random generator.
     weights: the chance of each of WASTED.
   """
   verb = read_verb(action)
   kind = draw.choices(WASTED, weights)[0]
-  thing = draw.choice(things)
+  item = draw.choice(objects)
   if kind in ("examine", "look at"):
-    return f"{kind} {thing}"
+    return f"{kind} {item}"
   if kind == "use":
-    return f"use {thing} on {draw.choice(things)}" if verb != "use" else "task"
+    return f"use {item} on {draw.choice(objects)}" if verb != "use" else "task"
   if kind == "go to":
     return f"go to {draw.choice(ROOMS)}"
   if kind == "nonsense":
-    return f"{'open' if verb in VAGUE_VERBS else verb} the {thing}"
+    return f"{'open' if verb in VAGUE_VERBS else verb} the {item}"
   return kind
