@@ -14,7 +14,7 @@ from baar_jax.episode import CacheRule, Task
 
 # Words of a result that tell of an error (our choice).
 ERROR_WORDS = re.compile(
-  "no known action|nothing happens|error|exception|fail|can't|jams", re.IGNORECASE
+  "no known action|nothing happens|error|exception|fail|can't|jammed", re.IGNORECASE
 )
 NO_EXPERT = (
   "this environment has no expert, which scripted models need: define oracle() and "
