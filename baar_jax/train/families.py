@@ -26,7 +26,6 @@ from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.router import rivals
-from baar_jax.router.head import TINY_USD
 from baar_jax.router.policy import (
   ConditionedPolicy,
   RouterPolicy,
@@ -50,6 +49,7 @@ from baar_jax.train.checkpoint import (
 from baar_jax.train.dataset import load_profiles, load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_sft, learn_scorer, learn_winners
 from baar_jax.train.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
+from baar_jax.train.listing import Tasks
 from baar_jax.train.rewards import mean_large_usd
 from baar_jax.train.rollouts import fit_rollouts, train_bopo, train_vanilla
 from baar_jax.train.trainer import ShardedRouter
@@ -84,9 +84,7 @@ class Family:
   build: Callable[[PolicySpec, "Loader"], Policy] | None = None
   stage: str = ""
   train: Callable[[Training], None] | None = None
-  list_jobs: Callable[[Config, PolicySpec, listing.Tasks], Iterable[Planned]] | None = (
-    None
-  )
+  list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
   is_rival: bool = False
 
 
@@ -145,6 +143,12 @@ class Loader:
       model = load_initial(self.files, self.files.open_trunk_view())
       self._loaded = Loaded(CONDITIONED, None, model)
     return self._loaded.model
+
+  @functools.cached_property
+  def unit_usd(self) -> float:
+    """Compute the US dollars of one normalised dollar from the stored profile."""
+    profiles = load_profiles(self.store, self.files.config, "train")
+    return mean_large_usd(profiles.values())
 
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
     """Return a router's probabilities p_NxA at stored training decisions.
@@ -275,9 +279,7 @@ def _build_conditioned(
 def _build_sticky(spec: PolicySpec, loader: Loader) -> Policy:
   """Build the rule that stays with the last model, with its weight of dollars."""
   files = loader.files
-  profiles = load_profiles(loader.store, files.config, "train")
-  unit_usd = max(TINY_USD, mean_large_usd(profiles.values()))
-  usd_weight = spec.cost_weight / (1 + spec.cost_weight) / unit_usd
+  usd_weight = spec.cost_weight / (1 + spec.cost_weight) / loader.unit_usd
   rule = rivals.StayWarm(files.billing, load_heads(files).scale.calls, usd_weight)
   return _build_conditioned(spec, loader, rule.pick)
 

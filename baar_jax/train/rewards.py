@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from baar_jax.episode import Episode
+from baar_jax.router.head import TINY_USD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Profile:
 
 
 def mean_large_usd(profiles: Iterable[Profile]) -> float:
-  """Average the median dollars of always-LARGE over tasks.
+  """Average the median dollars of always-LARGE over tasks; at least `TINY_USD`.
 
   For the value heads and vanilla RL, this is one normalised dollar (our choice).
   """
-  return np.mean([profile.cost_large for profile in profiles])
+  return max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
 
 
 def difficulty(

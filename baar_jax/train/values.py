@@ -186,7 +186,7 @@ def _open_heads(training: Training) -> tuple[Heads, Transitions]:
   states = read_states(training, episodes, means)
   train_ids = [task.id for task in training.store.tasks("train")]
   profiles = dataset.profile_tasks(config, train_ids, episodes)
-  unit_usd = max(TINY_USD, rewards.mean_large_usd(profiles.values()))
+  unit_usd = rewards.mean_large_usd(profiles.values())
   data = make_transitions(states, episodes, unit_usd)
   spread_D = states.hidden_NxD.std(axis=0) + SPREAD_EPS
   scale = Scale(states.hidden_NxD.mean(axis=0), spread_D, means)
