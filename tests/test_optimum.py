@@ -6,22 +6,25 @@ import math
 import numpy as np
 import pytest
 
-from baar_jax.config import Config
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import (
   BROKEN,
+  LOOKS,
   PLAIN,
+  SIGNS,
   Kind,
   Rules,
   Sandbox,
   SandboxErrors,
 )
+from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.optimum import NAMES, Exact
+from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.rules import RulePolicy
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -29,17 +32,20 @@ KINDS = Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)
 FEW = Rules(
   locks=3, attempts=2, sign_at=1, broken_from=2, amber=(0.2, 0.7), kinds=KINDS
 )
+FEW_STEPS = 5
+# Dollars per million tokens: input, cached input and output of each model of TRIO.
+PRICES = (0.1, 0.025, 0.4), (0.4, 0.1, 1.6), (2.0, 0.5, 8.0)
 
 
 @pytest.fixture(scope="module")
 def exact():
-  return Exact()
+  return Exact(ModelsConfig())
 
 
 def play(rule, tasks, calls=None):
   """Play one episode of each training task, with the scripted pair and the loop."""
   env = Sandbox(train_tasks=tasks)
-  pair = ScriptedPair(NAMES, SandboxErrors())
+  pair = ScriptedPair(ModelsConfig(), Sandbox)
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
   policy = RulePolicy(PolicySpec("p"), rule)
   policy.spec = policy.spec.under(Cap(calls))
@@ -52,11 +58,28 @@ def coin(p):
   return lambda live, spec: int(draw.random() < p)
 
 
-def brute_force(rules, errors, mu, call_usd, calls):
+def prompt_tokens(step):
+  """Count the tokens of a prompt: a call's reply and observation have 25 and 13."""
+  return 76 + 38 * step
+
+
+def bill(prices, step, last):
+  """Compute a call's dollars, after a last call of the same model at a step or None."""
+  cached = 0
+  if last is not None:
+    cached = 16 * (prompt_tokens(last) // 16)
+  if cached < 64:
+    cached = 0
+  fresh = prompt_tokens(step) - cached
+  return (fresh * prices[0] + cached * prices[1] + 25 * prices[2]) / 1e6
+
+
+def brute_force(rules, errors, mu, calls, prompt_cache, choose):
   """Compute the best expected success - mu * dollars by expectimax over full histories.
 
-  It keeps the probability of every building that agrees with the history. It uses no
-  posterior and no compressed state.
+  It keeps the probability of every building that agrees with the history, and all
+  earlier calls. It uses no posterior and no compressed state. In each state, the model
+  of the rule `choose` has to be a best one.
   """
   worlds = []
   for (k, kind), sign, doomed in itertools.product(
@@ -84,48 +107,63 @@ def brute_force(rules, errors, mu, call_usd, calls):
     for m in models
   ]
 
-  def best(weight_W, lock, jams, step, calls):
+  def best(weight_W, lock, jams, history):
     """Compute the value of the remaining episode, times its probability."""
+    acted = [step.model for step in history]
+    remaining = calls - np.count_nonzero(acted)
     if lock == rules.locks:
       return weight_W.sum()
-    if jams == rules.attempts:
+    if jams == rules.attempts or len(history) == FEW_STEPS:
       return 0.0
     total, level_W, seen_W = 0.0, level_WxI[:, lock], seen_WxI[:, lock]
     for seen in {*seen_W[weight_W > 0]}:
       matching_W, values = weight_W * (seen_W == seen), []
-      for model in models if calls else (0,):
+      kind, sign, look = seen // 100, seen // 10 % 10, seen % 10
+      text = f"Lock {lock + 1} looks {LOOKS[look]}. The sign is {SIGNS[sign]}."
+      task = Task("", "train", f"Open the {rules.kinds[kind].word}.", FEW_STEPS)
+      for model in models if remaining > 0 else (0,):
         plain, tricky = lapses[model]
         rate_W = np.where(level_W == PLAIN, plain.rate, tricky.rate)
         wrong_W = np.where(level_W == PLAIN, plain.wrong, tricky.wrong)
         open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
         jam_W = 1 - open_W - rate_W * wrong_W
-        later = step + 1, calls - (model > 0)
-        opened = best(matching_W * open_W, lock + 1, 0, *later)
-        jammed = best(matching_W * jam_W, lock, jams + 1, *later)
-        values.append(opened + jammed - mu * call_usd[step][model] * matching_W.sum())
+        later = [*history, Step(text, model, "")]
+        opened = best(matching_W * open_W, lock + 1, 0, later)
+        jammed = best(matching_W * jam_W, lock, jams + 1, later)
+        last = None
+        if model in acted and prompt_cache:
+          last = max(step for step, earlier in enumerate(acted) if earlier == model)
+        usd = bill(PRICES[model - errors.models], len(acted), last)
+        values.append(opened + jammed - mu * usd * matching_W.sum())
+      live = Live(Job(task, "", 0), Cap(calls), steps=history, observation=text)
+      assert values[choose(live, None)] > max(values) - 1e-12
       total += max(values)
     return total
 
-  return best(weight_W, 0, 0, 0, calls)
+  return best(weight_W, 0, 0, [])
 
 
 PAIR_AND_TRIO = (2, 0), (2, 1), (2, 2), (2, 3), (2, 10**9), (2, None), (3, 1), (3, 3)
 
 
 @pytest.mark.parametrize("models, calls", PAIR_AND_TRIO)
-@pytest.mark.parametrize("mu", [0.0, 100.0, 300.0, 1000.0])
-def test_the_optimum_is_that_of_full_histories(models, calls, mu):
+@pytest.mark.parametrize(
+  "mu, prompt_cache",
+  [(0.0, False), (300.0, False), (100.0, True), (300.0, True), (1000.0, True)],
+)
+def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
   class Harsh(SandboxErrors):
     """Error rates with which every variable of the state matters."""
 
     PLAIN = (0.2, 0.3), (0.05, 0.3)
     CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
-  exact = Exact(FEW, max_steps=7, names=TRIO[-models:], errors=Harsh(models))
+  config = ModelsConfig(names=TRIO[-models:], prompt_cache=prompt_cache)
+  exact = Exact(config, FEW_STEPS, FEW, Harsh(models))
   point = exact.solve(mu, calls=calls)[0]
-  expected = brute_force(
-    FEW, Harsh(models), mu, exact.call_usd, 7 if calls is None else calls
-  )
+  rule = exact.optimal_rule(mu, calls)
+  most_calls = FEW_STEPS if calls is None else calls
+  expected = brute_force(FEW, Harsh(models), mu, most_calls, prompt_cache, rule)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
@@ -133,31 +171,62 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu):
 def test_exact_values_are_those_of_episodes(exact, p, calls):
   """The means of 1,500 episodes are within 3 standard errors.
 
-  Without p the policy is the optimal one. The cost of a call depends only on its step
-  and model.
+  Without p the policy is the optimal one. The cost of a call depends only on its step,
+  its model and the step of this model's last call.
   """
   rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
   episodes = play(rule, 1500, calls)
   for e in episodes:
-    expected = [exact.call_usd[i][step.model] for i, step in enumerate(e.steps)]
-    np.testing.assert_allclose(
-      [step.cost_usd for step in e.steps], expected, rtol=1e-12
-    )
+    last = {}
+    for number, step in enumerate(e.steps):
+      expected = exact.call_usd[number][step.model, last.get(step.model, -1) + 1]
+      assert step.cost_usd == pytest.approx(expected, rel=1e-12)
+      assert step.calls[0].usage.prompt_tokens == prompt_tokens(number)
+      last[step.model] = number
   values = np.array([[e.cost_usd for e in episodes], [e.score for e in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
-def test_the_exact_frontier_keeps_its_figures(exact):
+def test_most_calls_of_always_large_hit_the_cache(exact):
+  episodes = play(lambda live, spec: 1, 30)
+  cached = [[s.calls[0].usage.cached_tokens for s in e.steps] for e in episodes]
+  # The prompts have 76, 114, 152, 190, ... tokens.
+  assert max(cached, key=len)[:5] == [0, 64, 112, 144, 176]
+  assert sum(map(np.count_nonzero, cached)) > sum(map(len, cached)) / 2
+  # The longest prompt has 722 tokens, and the prompt before has 684: 672 are cached.
+  dearest_usd = (722 * 2 + 25 * 8) / 1e6
+  cheapest_usd = (50 * 2 + 672 * 0.5 + 25 * 8) / 1e6
+  assert exact.call_usd[17][1, [0, 17]] == pytest.approx([dearest_usd, cheapest_usd])
+
+
+def test_without_prompt_caches_the_figures_are_the_old_ones():
+  exact = Exact(ModelsConfig(prompt_cache=False))
+  expected = [
+    (None, (0.0021258196896163286, 0.6098388179089682)),
+    (4, (0.0018241449307884652, 0.5547502467126741)),
+  ]
+  for calls, point in expected:
+    assert exact.solve(MU, calls=calls)[0] == pytest.approx(point, rel=1e-12)
+  trio = Exact(ModelsConfig(names=TRIO, prompt_cache=False)).solve(MU)[0]
+  assert trio == pytest.approx((0.0013774058707936151, 0.632451592745353), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+  "prompt_cache, ratio, area", [(False, 6.8585, 0.8046), (True, 6.6668, 0.7703)]
+)
+def test_the_exact_frontier_keeps_its_figures(prompt_cache, ratio, area):
   """The hull is concave and above every policy. All comparisons depend on it."""
+  config = Config()
+  config.env.kind, config.env.max_steps = "sandbox", 18
+  config.models.prompt_cache = prompt_cache
+  exact = Exact(config.models)
   small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
-  assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)
-  config = Config()
-  config.env.kind, config.env.max_steps = "sandbox", 18
+  assert large.cost_usd / small.cost_usd == pytest.approx(ratio, abs=1e-3)
   figures = exact_frontier(config)
-  assert figures.area == pytest.approx(0.8046, abs=1e-4)
+  assert figures.area == pytest.approx(area, abs=1e-4)
   costs, scores = zip(*figures.hull)
   assert (np.diff(np.diff(scores) / np.diff(costs)) <= 0).all()
   for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:

@@ -286,8 +286,9 @@ def test_a_judge_is_shown_the_prompt_and_billed(
 
 def test_the_scripted_judge_reads_the_prompt():
   done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
-  billing = Billing((Price(1.0, 1.0, 4.0),), (None,))
-  judge = ScriptedJudge(Account(0, billing, Clock(1.0), unlimited))
+  # The judge's cache has 4 tokens at least, in steps of 4, and no longer than 10 s.
+  billing = Billing((Price(1.0, 0.5, 4.0),), (CacheRule(4, 4, 10.0),), step_s=5.0)
+  judge = ScriptedJudge(Account(0, billing, Clock(5.0), unlimited))
   answers = {
     "Previous steps: none\nDecision:": "BIG",
     done.format("a hall"): "SMALL",
@@ -296,3 +297,13 @@ def test_the_scripted_judge_reads_the_prompt():
   }
   for text, answer in answers.items():
     assert judge.reply([{"role": "user", "content": text}], 0).text == answer
+  # The prompts have 27, 23 and 23 characters. The first 20 are the same, so 5 tokens are
+  # shared and 4 are cached. 40 seconds later nothing is.
+  judge = ScriptedJudge(Account(0, billing, Clock(5.0), unlimited), models=3)
+  usages = []
+  for step, end in ((0, "one two"), (1, "two"), (9, "two")):
+    message = {"role": "user", "content": "Previous steps: none" + end}
+    call = judge.reply([message], step).call
+    assert call.model == 3
+    usages.append(call.usage)
+  assert usages == [Usage(7, 0, 1), Usage(6, 4, 1), Usage(6, 0, 1)]

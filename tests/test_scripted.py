@@ -3,22 +3,27 @@
 import contextlib
 import importlib
 import itertools
+import random
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from baar_jax.config import ModelsConfig
 from baar_jax.envs import table
-from baar_jax.envs.base import Oracle
+from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.errors import KnowledgeErrors, Lapse
-from baar_jax.envs.sandbox.adapter import SandboxErrors
+from baar_jax.envs.sandbox.adapter import Sandbox, SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
-from baar_jax.episode import LARGE, SMALL, Task, Usage
-from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.episode import LARGE, SMALL, CacheRule, Task, Usage
+from baar_jax.llms.agent import Cost, open_conversation, parse_action
+from baar_jax.llms.prices import open_billing
+from baar_jax.llms.scripted import Account, Clock, ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.specs import Job
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.train.families import Loader
 from baar_jax.train.jobs import BOUNDARIES, BOUNDARY_KEYS
@@ -30,7 +35,7 @@ IDS = [
   for name in ("find-plant", "power-component", "mix")
   for i in range(1000)
 ]
-TASK, NAMES = Task("t", "test", "Do it.", 40), ("gpt-4.1-mini", "gpt-4.1")
+TASK = Task("t", "test", "Do it.", 40)
 
 
 def critical(position):
@@ -107,9 +112,10 @@ def test_small_knows_no_more_than_large():
     assert small.rate != 0.98 or (small.spoils and small.wrong in (0.8, 0.02))
 
 
-class Room:
+class Room(Env):
   """An environment whose state never changes."""
 
+  cache_rule = CacheRule(minimum=24, step=4, lifetime_s=2.5)
   system_prompt = "s" * 40
   code_actions = False
   oracle = staticmethod(lambda: critical(5))
@@ -126,7 +132,8 @@ def always(wrong, spoils=False):
 
 def agents(errors, seed=0):
   """Start the scripted agents of an episode."""
-  return ScriptedPair(NAMES, errors).start(Room(), TASK, seed, unlimited)
+  pair = ScriptedPair(ModelsConfig(), Room, errors)
+  return pair.start(Room(), TASK, seed, unlimited)
 
 
 def test_replies_repeat_and_tokens_follow_from_the_text():
@@ -141,6 +148,69 @@ def test_replies_repeat_and_tokens_follow_from_the_text():
   reply = first[0]
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
+
+
+def test_prompt_caches_are_billed_by_hand():
+  """The cache of Room has 24 tokens at least, in steps of 4, for 2.5 seconds."""
+  spent = []
+
+  @contextlib.contextmanager
+  def reserve(bound_usd):
+    cost = Cost()
+    yield cost
+    spent.append((bound_usd, cost.usd))
+
+  billing = open_billing(ModelsConfig(), Room)
+  clock = Clock(billing.step_s)
+  small, large = (Account(model, billing, clock, reserve) for model in (SMALL, LARGE))
+  # Prompts of 20, 30, 40, ... tokens, each the start of the next.
+  messages = [{"content": "s" * 80}]
+  usages = []
+  # A reply of 9 tokens takes SMALL 0.1 s. A step takes 1 s.
+  accounts = (small, small, small, large, small, large, large)
+  for step, account in enumerate(accounts):
+    usages.append(account.pay(messages, "r" * 36, step).usage)
+    messages.append({"content": "o" * 40})
+  assert usages == [
+    Usage(20, 0, 9),
+    Usage(30, 0, 9),  # The prompt before is shorter than the minimum.
+    Usage(40, 28, 9),  # The prompt before has 30 tokens.
+    Usage(50, 0, 9),  # SMALL's cache is of no use to LARGE.
+    Usage(60, 40, 9),  # The last prompt of SMALL is 2.2125 s old.
+    Usage(70, 48, 9),  # The last prompt of LARGE is 2.2125 s old.
+    Usage(80, 68, 9),
+  ]
+  # SMALL costs $0.4, $0.1 and $1.6 per million tokens, LARGE $2, $0.5 and $8.
+  assert spent[2] == pytest.approx((30.4e-6, (12 * 0.4 + 28 * 0.1 + 9 * 1.6) / 1e6))
+  assert spent[5] == pytest.approx((212e-6, (22 * 2 + 48 * 0.5 + 9 * 8) / 1e6))
+  # 3 steps later the caches have expired. Another text at the start is not cached.
+  assert large.bill(messages, "", 9).usage == Usage(90, 0, 0)
+  assert large.bill(messages, "", 7).usage == Usage(90, 80, 0)
+  # The first 30 tokens are the same, and 12 characters of the next 10 tokens.
+  other = [*messages[:2], {"content": "o" * 12 + "x" * 28}]
+  assert large.bill(other, "", 7).usage == Usage(40, 32, 0)
+
+
+def test_the_outlook_is_the_bill_in_the_sandbox():
+  env = Sandbox(train_tasks=40)
+  draw = random.Random(0)
+  config = ModelsConfig()
+  jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
+  policy = RulePolicy(PolicySpec("p"), lambda live, spec: draw.randrange(2))
+  billing = open_billing(config, Sandbox)
+  hits = 0
+  for episode in run_episodes(jobs, policy, ScriptedPair(config, Sandbox), [env]):
+    first = episode.steps[0].calls[0].usage.prompt_tokens
+    outlooks = list(billing.list_outlooks(episode.steps, first, 25))
+    for step, outlook_A in zip(episode.steps, outlooks, strict=True):
+      usage = step.calls[0].usage
+      outlook = outlook_A[step.model]
+      assert outlook.warm_tokens == usage.cached_tokens
+      assert outlook.warm_tokens + outlook.cold_tokens == usage.prompt_tokens
+      # All replies have 25 tokens.
+      assert outlook.usd == pytest.approx(step.cost_usd, rel=1e-12)
+      hits += usage.cached_tokens > 0
+  assert hits > 100
 
 
 def test_mistakes_and_spoiled_steps_enter_the_forecast():

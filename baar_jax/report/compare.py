@@ -359,7 +359,7 @@ def exact_frontier(config: Config) -> ExactFrontier | None:
   """
   if not has_optimum(config):
     return None
-  exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
+  exact = Exact(config.models, config.env.max_steps)
   hull = exact.hull()
   small = exact.solve(p=0.0)[0]
   large = exact.solve(p=1.0)[0]

@@ -5,7 +5,8 @@ the lock, the kind of building, its sign, the look of the lock, the number of ti
 each model has jammed the lock, and under a cap the remaining calls of models costlier
 than SMALL. Earlier observations add no information to this state. Given kind and sign,
 the locks are independent, except that one of them may be broken; and a lock that opened
-was not broken.
+was not broken. With prompt caches the state also has the step of each model's last
+call, because that call's prompt is the longest one that the model can have cached.
 
 Axes:
   I: locks.
@@ -13,7 +14,10 @@ Axes:
   K: kinds of buildings.
   Z: signs.
   C: looks of a lock.
-  J: one axis for each model, the number of times that it has jammed the current lock.
+  J: the numbers of times that each model has jammed the current lock.
+  T: one axis for each model: 0 before its first call, and i after a last call at step
+    i - 1. The axis of the model that was called last has size 1, and so has every axis
+    without prompt caches.
   M: models.
   D: buildings without and with a broken lock.
   Q: the two values of a state: expected dollars and probability of success.
@@ -26,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.config import Config
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs.errors import Errors, Oracle
 from baar_jax.envs.sandbox import adapter as sandbox
 from baar_jax.envs.sandbox.adapter import (
@@ -42,11 +46,11 @@ from baar_jax.envs.sandbox.adapter import (
 from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
+from baar_jax.llms.prices import Read, open_billing
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.specs import Live, PolicySpec
 
-NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST = 0
 SUCCESS = 1
 # The success that a dollar is worth if only success matters: so small that dollars only
@@ -55,6 +59,8 @@ FREE = 1e-9
 # This number is added to denominators, so that the posterior of an impossible state is
 # not 0 / 0.
 TINY = 1e-300
+# The state of J after the jam that ends the episode.
+ENDED = -1
 VISIBLE = re.compile(
   rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.join(SIGNS)})\."
 )
@@ -77,42 +83,71 @@ def has_optimum(config: Config) -> bool:
   return is_plain and load(config.env.kind).has_optimum
 
 
+class Moment(NamedTuple):
+  """A moment of an episode, the part of the state that is no axis of an array.
+
+  Attributes:
+    step: the step, from 0.
+    last: the model that was called at the step before. None before the first call, and
+      always without prompt caches.
+    lock: the lock, from 0.
+  """
+
+  step: int
+  last: int | None
+  lock: int
+
+
+class Values(NamedTuple):
+  """The values of all states at one step in which the same model was called last.
+
+  Attributes:
+    seen_IxQxRxKxZxCxJxT: values of the states in which the current lock's look is seen.
+    arrived_IxQxRxKxZxT: values on arrival at a lock, before its look is seen. The last
+      entry of I is the arrival behind the last lock.
+  """
+
+  seen_IxQxRxKxZxCxJxT: np.ndarray
+  arrived_IxQxRxKxZxT: np.ndarray
+
+
 class Exact:
   """Compute exact values of policies in the sandbox.
 
   Attributes:
-    call_usd: dollars of a call, a list by step of lists by model.
+    call_usd: dollars of a call, for each step an array MxT; see `_call_prices`.
   """
 
   def __init__(
     self,
-    rules: Rules = sandbox.RULES,
+    models: ModelsConfig,
     max_steps: int = sandbox.MAX_STEPS,
-    names: Sequence[str] = NAMES,
+    rules: Rules = sandbox.RULES,
     errors: Errors | None = None,
   ):
     """Compute the probabilities of all events at a lock, and the cost of each call.
 
     Args:
-      rules: the rules of the sandbox.
+      models: the configuration of the models.
       max_steps: the most steps of an episode.
-      names: the models, cheapest first.
+      rules: the rules of the sandbox.
       errors: the models' error rates; None means the sandbox's usual ones.
     """
-    errors = errors or SandboxErrors(len(names))
+    self._models = len(models.names)
+    errors = errors or SandboxErrors(self._models)
     self._rules = rules
-    self._models = len(names)
+    self._is_cached = models.prompt_cache
     env = Sandbox(1, 1, 1, max_steps)
     env.rules = rules
-    self.call_usd = _call_prices(env, names, errors)
+    self.call_usd = _call_prices(env, models, errors)
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
-    jams_MxJ = np.indices([rules.attempts + 1] * self._models)
-    self._open_IxKxZxCxJxM, self._jam_IxKxZxCxJxM = _outcomes(
-      rules, errors, prior_IxKxZxL, jams_MxJ
+    self._jams_J, self._next_JxM = _list_jams(rules.attempts, self._models)
+    self._open_IxKxZxCxJxM, jam_IxKxZxCxJxM = _outcomes(
+      rules, errors, prior_IxKxZxL, np.array(self._jams_J)
     )
     # The episode ends when a lock has jammed `attempts` times.
-    self._alive_J = jams_MxJ.sum(axis=0) < rules.attempts
+    self._jam_IxKxZxCxJxM = jam_IxKxZxCxJxM * (self._next_JxM != ENDED)
 
   def hull(self) -> list[Point]:
     """Compute the vertices of the optimal frontier, in ascending cost.
@@ -156,17 +191,25 @@ class Exact:
         if _parse(step.observation)[0] != lock:
           break
         jams[step.model] += 1
-      model_RxKxZxCxJ = table[len(live.steps), lock]
-      max_calls = len(model_RxKxZxCxJ) - 1
+      last_T = [0] * self._models
+      last = None
+      if self._is_cached and live.steps:
+        for number, step in enumerate(live.steps, 1):
+          last_T[step.model] = number
+        last = live.steps[-1].model
+        last_T[last] = 0
+      model_RxKxZxCxJxT = table[Moment(len(live.steps), last, lock)]
+      max_calls = len(model_RxKxZxCxJxT) - 1
       remaining = live.cap.after(live.steps).calls
       remaining = max_calls if remaining is None else min(remaining, max_calls)
-      return int(model_RxKxZxCxJ[remaining, kind, sign, look, *jams])
+      state = remaining, kind, sign, look, self._jams_J.index(tuple(jams)), *last_T
+      return int(model_RxKxZxCxJxT[state])
 
     return choose
 
   def solve(
     self, mu: float = 0.0, p: float | None = None, calls: int | None = None
-  ) -> tuple[Point, dict[tuple[int, int], np.ndarray]]:
+  ) -> tuple[Point, dict[Moment, np.ndarray]]:
     """Compute the value of a policy, and its model in each state.
 
     Args:
@@ -178,81 +221,118 @@ class Exact:
 
     Returns:
       The expected cost and success of an episode, and the table of chosen models. For
-      each (step, lock) the table has an array of model indices, RxKxZxCxJ.
+      each moment the table has an array int8 of model indices, RxKxZxCxJxT.
     """
     steps = len(self.call_usd)
     locks = self._rules.locks
     remaining_R = np.arange(min(calls or 0, steps) + 1)
     may_call_R = (remaining_R > 0) | (calls is None)
-    may_call_RxKxZxCxJ = may_call_R[(..., *[None] * (3 + self._models))]
+    may_call_RxKxZxCxJxT = may_call_R[(..., *[None] * (4 + self._models))]
 
-    def take(model: int, gain_QxRxKxZxCxJ: np.ndarray) -> np.ndarray:
+    def take(model: int, gain_QxRxKxZxCxJxT: np.ndarray) -> np.ndarray:
       """Compute the probability of choosing a model instead of the best cheaper one.
 
       Args:
         model: the index of the model.
-        gain_QxRxKxZxCxJ: the model's value minus that of the best cheaper model.
+        gain_QxRxKxZxCxJxT: the model's value minus that of the best cheaper model.
       """
-      share = gain_QxRxKxZxCxJ[SUCCESS] > mu * gain_QxRxKxZxCxJ[COST]
+      share = gain_QxRxKxZxCxJxT[SUCCESS] > mu * gain_QxRxKxZxCxJxT[COST]
       if p is not None:
         share = p * (model == self._models - 1)
-      return may_call_RxKxZxCxJ * share
+      return may_call_RxKxZxCxJxT * share
 
-    # After the last step all values are 0.
-    _, *state, _ = self._open_IxKxZxCxJxM.shape
-    # Values of the states in which the look of the current lock is seen.
-    seen_IxQxRxKxZxCxJ = np.zeros((locks, 2, len(remaining_R), *state))
-    # Values on arrival at a lock, before its look is seen.
-    arrived_IxQxRxKxZ = np.zeros((locks + 1, 2, len(remaining_R), *state[:2]))
-    arrived_IxQxRxKxZ[locks, SUCCESS] = 1.0
     table = {}
+    values = self._start_values(steps, len(remaining_R))
     for step in reversed(range(steps)):
-      for lock in range(min(step + 1, locks)):
-        opened = arrived_IxQxRxKxZ[lock + 1]
-        values_M = self._values(step, lock, opened, seen_IxQxRxKxZxCxJ[lock])
-        best, table[step, lock] = _choose(values_M, take)
-        seen_IxQxRxKxZxCxJ[lock] = self._alive_J * best
-        arrived_IxQxRxKxZ[lock] = self._arrive(lock, seen_IxQxRxKxZxCxJ[lock])
+      later = values
+      values = self._start_values(step, len(remaining_R))
+      # Each earlier lock took at most `attempts` steps.
+      for lock in range(step // self._rules.attempts, min(step + 1, locks)):
+        for last, (seen, arrived) in values.items():
+          moment = Moment(step, last, lock)
+          values_M = self._values(moment, later)
+          seen[lock], table[moment] = _choose(values_M, take)
+          arrived[lock] = self._arrive(lock, seen[lock])
     share_K = [kind.share for kind in self._rules.kinds]
-    cost, success = arrived_IxQxRxKxZ[0, :, -1, :, BLANK] @ share_K
+    start_QxK = values[None].arrived_IxQxRxKxZxT[0, :, -1, :, BLANK].reshape(2, -1)
+    cost, success = start_QxK @ share_K
     return Point(float(cost), float(success)), table
 
-  def _values(
-    self,
-    step: int,
-    lock: int,
-    opened_QxRxKxZ: np.ndarray,
-    jammed_QxRxKxZxCxJ: np.ndarray,
-  ) -> list[np.ndarray]:
-    """Compute the value of calling each model at a step and a lock.
+  def _start_values(self, step: int, size_R: int) -> dict[int | None, Values]:
+    """Allocate the values at a step, for each model that may have been called last.
+
+    All values are 0, except behind the last lock: there the success is 1.
+
+    Args:
+      step: the step, from 0; after the last step the episode has failed.
+      size_R: the size of axis R.
+
+    Returns:
+      The values by the model that was called last; see `Moment`.
+    """
+    values = {}
+    locks, *size_KxZxCxJ, _ = self._open_IxKxZxCxJxM.shape
+    for last in range(self._models) if self._is_cached and step else [None]:
+      size_T = []
+      for steps in self._select(step, last):
+        size_T.append(len(range(step + 1)[steps]))
+      seen = np.zeros((locks, 2, size_R, *size_KxZxCxJ, *size_T))
+      arrived = np.zeros((locks + 1, 2, size_R, *size_KxZxCxJ[:2], *size_T))
+      arrived[locks, SUCCESS] = 1.0
+      values[last] = Values(seen, arrived)
+    return values
+
+  def _select(self, step: int, last: int | None) -> list[slice]:
+    """Select for each model the possible entries of its axis in T.
 
     Args:
       step: the step, from 0.
-      lock: the lock, from 0.
-      opened_QxRxKxZ: values at the next step on arrival at the next lock.
-      jammed_QxRxKxZxCxJ: values at the next step at the same lock.
+      last: the model that was called at the step before; see `Moment`.
+    """
+    if last is None:
+      return [slice(1)] * self._models
+    selection = [slice(step)] * self._models
+    selection[last] = slice(step, step + 1)
+    return selection
+
+  def _values(
+    self, moment: Moment, later: dict[int | None, Values]
+  ) -> list[np.ndarray]:
+    """Compute the value of calling each model.
+
+    Args:
+      moment: the moment of the call.
+      later: values at the next step, by the model that was called last.
 
     Returns:
-      One array per model, QxRxKxZxCxJ.
+      One array per model, QxRxKxZxCxJxT.
     """
-    opened = opened_QxRxKxZ[(..., *[None] * (1 + self._models))]
+    lock = moment.lock
+    selection = self._select(moment.step, moment.last)
+    T = [None] * self._models
     values = []
     for model in range(self._models):
-      # np.roll also moves the last entries to the front. These are never used: calls
-      # without a remaining call are masked, and so are states after the last allowed
-      # jam.
-      spent_calls = int(model != SMALL)
-      after_opening = np.roll(opened, spent_calls, axis=1)
-      after_jam = np.roll(
-        jammed_QxRxKxZxCxJ, (spent_calls, -1), axis=(1, model - self._models)
-      )
-      value = self._open_IxKxZxCxJxM[lock, ..., model] * after_opening
-      value = value + self._jam_IxKxZxCxJxM[lock, ..., model] * after_jam
-      value[COST] += self.call_usd[step][model]
-      values.append(value)
+      # After the call, the model's own axis has size 1.
+      index = (..., *selection[:model], slice(None), *selection[model + 1 :])
+      seen, arrived = later[model if self._is_cached else None]
+      opened_QxRxKxZxT = arrived[lock + 1][index]
+      jammed_QxRxKxZxCxJxT = seen[lock][index]
+      if model != SMALL:
+        # np.roll also moves the last entry to the front, where it is never used: there
+        # no call remains, so the call is masked.
+        opened_QxRxKxZxT = np.roll(opened_QxRxKxZxT, 1, axis=1)
+        jammed_QxRxKxZxCxJxT = np.roll(jammed_QxRxKxZxCxJxT, 1, axis=1)
+      after_opening = opened_QxRxKxZxT[:, :, :, :, None, None]
+      after_jam = np.take(jammed_QxRxKxZxCxJxT, self._next_JxM[:, model], axis=5)
+      value = self._open_IxKxZxCxJxM[(lock, ..., model, *T)] * after_opening
+      value = value + self._jam_IxKxZxCxJxM[(lock, ..., model, *T)] * after_jam
+      usd_T = self.call_usd[moment.step][model, selection[model]]
+      usd_QxT = np.stack([usd_T, np.zeros_like(usd_T)])
+      axes = [*range(1, 6 + model), *range(7 + model, 6 + self._models)]
+      values.append(value + np.expand_dims(usd_QxT, axes))
     return values
 
-  def _arrive(self, lock: int, seen_QxRxKxZxCxJ: np.ndarray) -> np.ndarray:
+  def _arrive(self, lock: int, seen_QxRxKxZxCxJxT: np.ndarray) -> np.ndarray:
     """Compute the value on arrival at a lock, before its look is seen.
 
     The value is the mean over the look. At the first lock with a sign, it is also the
@@ -260,19 +340,23 @@ class Exact:
 
     Args:
       lock: the lock, from 0.
-      seen_QxRxKxZxCxJ: values in which the look and the sign are seen.
+      seen_QxRxKxZxCxJxT: values in which the look and the sign are seen.
 
     Returns:
-      Values QxRxKxZ. At the first lock with a sign, they are the same for all signs.
+      Values QxRxKxZxT. At the first lock with a sign, they are the same for all signs.
     """
-    untried_QxRxKxZxC = seen_QxRxKxZxCxJ[(..., *[0] * self._models)]
-    value_QxRxKxZ = (self._look_IxKxZxC[lock] * untried_QxRxKxZxC).sum(axis=-1)
-    if lock != self._rules.sign_at:
-      return value_QxRxKxZ
-    mean = (self._sign_KxZ * value_QxRxKxZ)[..., BLANK + 1 :].sum(
-      axis=-1, keepdims=True
+    untried_QxRxKxZxCxT = seen_QxRxKxZxCxJxT[:, :, :, :, :, 0]
+    value_QxRxKxZxT = np.einsum(
+      "kzc,qrkzc...->qrkz...", self._look_IxKxZxC[lock], untried_QxRxKxZxCxT
     )
-    return np.broadcast_to(mean, value_QxRxKxZ.shape)
+    if lock != self._rules.sign_at:
+      return value_QxRxKxZxT
+    mean = np.einsum(
+      "kz,qrkz...->qrk...",
+      self._sign_KxZ[:, BLANK + 1 :],
+      value_QxRxKxZxT[:, :, :, BLANK + 1 :],
+    )
+    return np.broadcast_to(mean[:, :, :, None], value_QxRxKxZxT.shape)
 
 
 def _choose(
@@ -289,11 +373,11 @@ def _choose(
     The value of the choice, and the index of the model.
   """
   best = value_M[SMALL]
-  chosen = SMALL
+  chosen = np.int8(SMALL)
   for model in range(1, len(value_M)):
     share = take(model, value_M[model] - best)
     best = (1 - share) * best + share * value_M[model]
-    chosen = np.where(share, model, chosen)
+    chosen = np.where(share, np.int8(model), chosen)
   return best, chosen
 
 
@@ -322,8 +406,30 @@ def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
   return sign_KxZ, np.stack(prior, axis=-1)
 
 
+def _list_jams(attempts: int, models: int) -> tuple[list[tuple[int, ...]], np.ndarray]:
+  """List the numbers of jams of each model at a lock while the episode goes on.
+
+  Args:
+    attempts: the number of jams that ends the episode.
+    models: the number of models.
+
+  Returns:
+    jams_J: for each state of J, the number of jams of each model. The first state has
+      no jams.
+    next_JxM: the state of J after another jam of model M, or `ENDED`.
+  """
+  jams_J = [jams for jams in np.ndindex(*[attempts] * models) if sum(jams) < attempts]
+  next_JxM = np.full((len(jams_J), models), ENDED)
+  for state, model in np.ndindex(next_JxM.shape):
+    jams = list(jams_J[state])
+    jams[model] += 1
+    if sum(jams) < attempts:
+      next_JxM[state, model] = jams_J.index(tuple(jams))
+  return jams_J, next_JxM
+
+
 def _outcomes(
-  rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray, jams_MxJ: np.ndarray
+  rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray, jams_JxM: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Compute the probabilities that a call opens the lock, and that it jams the lock.
 
@@ -333,7 +439,7 @@ def _outcomes(
     rules: the rules of the sandbox.
     errors: the models' error rates.
     prior_IxKxZxL: the probability of a lock's hardness on arrival.
-    jams_MxJ: the number of jams of each model in each state of J.
+    jams_JxM: the number of jams of each model in each state of J.
 
   Returns:
     open_IxKxZxCxJxM: the probability that model M opens the lock.
@@ -349,10 +455,10 @@ def _outcomes(
     jam_MxL[model, hardness] = 1 - opens - lapse.rate * lapse.wrong
   # The likelihood of the jams of all models, given the hardness of the lock.
   jammed_JxL = np.ones(3)
-  for jam_L, jams_J in zip(jam_MxL, jams_MxJ):
-    jammed_JxL = jammed_JxL * jam_L ** jams_J[..., None]
+  for jam_L, jams_J in zip(jam_MxL, jams_JxM.T):
+    jammed_JxL = jammed_JxL * jam_L ** jams_J[:, None]
   look_LxC = np.array(rules.looks)
-  joint = np.einsum("ikzl,lc,...l->ikzc...l", prior_IxKxZxL, look_LxC, jammed_JxL)
+  joint = np.einsum("ikzl,lc,jl->ikzcjl", prior_IxKxZxL, look_LxC, jammed_JxL)
   belief_L = joint / (joint.sum(axis=-1, keepdims=True) + TINY)
   return belief_L @ open_MxL.T, belief_L @ jam_MxL.T
 
@@ -364,20 +470,34 @@ def _parse(observation: str) -> tuple[int, int, int]:
 
 
 def _call_prices(
-  env: Sandbox, names: Sequence[str], errors: Errors
-) -> list[list[float]]:
-  """Compute the dollars of a call, by step and model.
+  env: Sandbox, models: ModelsConfig, errors: Errors
+) -> list[np.ndarray]:
+  """Compute the dollars of a call, by step, model and the model's last call.
 
   One episode is enough, because all tasks, actions and observations have texts of the
-  same length. So a call's cost depends on the step and the model only.
+  same length. So a call's cost depends on the step, the model and the step of the
+  model's last call only.
+
+  Returns:
+    For each step an array MxT, with the axis T of model M. It has an entry for each
+    earlier step, also without prompt caches.
   """
+  billing = open_billing(models, Sandbox.cache_rule, Sandbox.step_s)
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
-  agents = ScriptedPair(names, errors).start(env, task, 0, unlimited)
+  agent = ScriptedPair(models, Sandbox, errors).start(env, task, 0, unlimited)[SMALL]
   messages = open_conversation(env.system_prompt, task, observation)
-  usd = []
+  # A prompt continues the prompts of all earlier steps. No cache expires.
+  reads_T = [()]
+  call_usd = []
   for step in range(task.max_steps):
-    replies = [agent.reply(messages, step) for agent in agents]
-    usd.append([reply.call.cost_usd for reply in replies])
-    extend(messages, replies[0].text, observation)
-  return usd
+    reply = agent.reply(messages, step)
+    usage = reply.call.usage
+    tokens = usage.prompt_tokens, usage.completion_tokens
+    usd_MxT = np.zeros((len(models.names), len(reads_T)))
+    for model, last in np.ndindex(usd_MxT.shape):
+      usd_MxT[model, last] = billing.bill(model, reads_T[last], *tokens, 0.0).cost_usd
+    call_usd.append(usd_MxT)
+    reads_T.append([Read(usage.prompt_tokens, 0.0)])
+    extend(messages, reply.text, observation)
+  return call_usd

@@ -240,7 +240,7 @@ def check_baselines(config: Config) -> None:
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
   """Build the sandbox's exact policy, for a mu (successes per dollar) or a cap."""
   config = loader.files.config
-  exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
+  exact = Exact(config.models, config.env.max_steps)
   mu = FREE if spec.mu is None else spec.mu
   return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
 
