@@ -364,7 +364,8 @@ def test_a_decision_expects_the_rule_of_each_cache(
 
 
 def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
-  """SMALL answers all calls. It does so 200 seconds, and then 400 seconds later."""
+  """SMALL answers all calls. The second one comes after 400 seconds, and the third one
+  after 200 seconds more."""
   client, lives, messages = routed(record_text=True), [], [*LONG]
   exchange = client.http.app.exchange
 
@@ -373,7 +374,7 @@ def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
     return [Decision(0)]
 
   exchange.deciders["router"].policy.choose = choose
-  for pause_s in (200, 400, 0):
+  for pause_s in (400, 200, 0):
     assert client.chat(messages=messages).status_code == 200
     pause(pause_s)
     messages += [{"role": "assistant", "content": REPLY}, *ASK]
@@ -381,10 +382,10 @@ def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
   assert client.post("/v1/sessions/s/score", score).status_code == 200
   (episode,) = client.run.store.episodes(client.session()["policy"])
   started_s = [step.started_s for step in episode.steps]
-  assert started_s == pytest.approx([0, 200, 600], abs=30)
+  assert started_s == pytest.approx([0, 400, 600], abs=30)
   billing, means = exchange.budgets.billing, CallMeans(0.01, 50.0, 10.0)
   outlooks = [small for small, _ in list_outlooks(billing, means, episode.steps)]
-  assert [outlook.warm_tokens for outlook in outlooks] == [0, 9984, 0]
+  assert [outlook.warm_tokens for outlook in outlooks] == [0, 0, 9984]
   heads = Mock(scale=Mock(calls=means))
   policy = Mock(_heads=heads, _billing=billing, cost_weights=[0.1], _facts=FACTS + 8)
   policy.spec = PolicySpec("conditioned")
