@@ -43,7 +43,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
-from baar_jax.store import MOVED_OPTIONS
+from baar_jax.store import MOVED_OPTIONS, REMOVED_FIELDS
 from baar_jax.train import families
 from configs import quickstart
 
@@ -76,6 +76,9 @@ REMEDIES = {
   ),
   r"\b(together|repeats|explored)(: Unexpected| not found)": (
     "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
+  ),
+  rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)": (
+    "leave it out: the router reads the prompt caches, by the rules of their families"
   ),
 }
 

@@ -587,14 +587,11 @@ class ServeConfig:
       lower; None is no cap.
     reserve_usd: US dollars of a session's cap that calls must leave unspent. If no call
       fits any more, one last call may spend them.
-    route_by_cache: Whether a costlier model than the router's choice answers, if its
-      warm prompt cache makes the expected cost of the call no higher.
     fallback: Whether another model answers if all attempts at the chosen model have
       failed.
     record_text: Whether the texts of tasks, results and actions are stored. Training
       needs them.
     key_variable: Name of the environment variable with the clients' key; "" is no key.
-    cache_ttl_s: Seconds for which an upstream's prompt cache is assumed to stay warm.
     max_sessions: Number of sessions for which the router's KV cache has room.
     max_body_mb: Largest body of a client's request in MiB.
   """
@@ -608,11 +605,9 @@ class ServeConfig:
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
   reserve_usd: float = not_negative(0.0)
-  route_by_cache: bool = False
   fallback: bool = False
   record_text: bool = False
   key_variable: str = Field("", pattern=VARIABLE)
-  cache_ttl_s: float = not_negative(300.0, 1e6)
   max_sessions: int = positive(256, 10**5)
   max_body_mb: float = positive(16.0, 1000)
 

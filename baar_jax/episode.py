@@ -140,6 +140,8 @@ class Step:
     proposal: the last action that a model proposed in a cascade; None if no action was
       proposed.
     score: the score after the action; None if the environment has no score per step.
+    started_s: seconds from a served session's first request to this one; None in runs
+      that play tasks, whose time is simulated.
   """
 
   observation: str
@@ -151,6 +153,7 @@ class Step:
   router_latency_s: float = 0.0
   proposal: str | None = None
   score: float | None = None
+  started_s: float | None = None
 
   def usd(self, *kinds: str) -> float:
     """Add up the dollars of the step's calls of the given kinds."""

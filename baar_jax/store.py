@@ -30,6 +30,8 @@ BUDGETS = ("call_budget", "usd_budget")
 # now.
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
 MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
+# Fields of the section `serve` in older versions. They have no successor.
+REMOVED_FIELDS = ("route_by_cache", "cache_ttl_s")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
@@ -424,6 +426,7 @@ def convert_config(stored: object) -> object:
   converters = {
     "env": move_options,
     "references": move_plans,
+    "serve": drop_fields,
     "value": rename_prices,
   }
   for name, convert in converters.items():
@@ -456,6 +459,11 @@ def move_plans(references: dict) -> dict:
     if count:
       plans.append((kind, count, for_all))
   return {"plans": plans} | references
+
+
+def drop_fields(serve: dict) -> dict:
+  """Drop the fields of an older section `serve` that no longer exist."""
+  return {name: serve[name] for name in serve if name not in REMOVED_FIELDS}
 
 
 def rename_prices(value: dict) -> dict:

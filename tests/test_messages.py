@@ -7,7 +7,9 @@ import pytest
 import tiny
 
 from baar_jax import Router
+from baar_jax.episode import CacheRule, Step
 from baar_jax.llms.agent import extend, open_conversation, write_reply
+from baar_jax.llms.prices import Billing, Price
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_jax.serve.request import read_messages
@@ -102,7 +104,29 @@ class Spy(Policy):
 
   def choose(self, ready):
     self.tokens = self.view.live_window(ready[0]).tokens
+    self.live = ready[0]
     return [Decision(self.episode.steps[len(ready[0].steps)].model, p_A=(0.25, 0.75))]
+
+
+def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypatch):
+  """SMALL, LARGE and SMALL are chosen within the lifetime, and LARGE long after it.
+  The prompt of 40,000 characters has about 10,000 tokens."""
+  spy, rule = Spy(PolicySpec("spy")), CacheRule(1024, 128, 300.0)
+  spy.view, spy.episode = view, tiny.episode(models="SLSL")
+  router = Router(spy, ("small", "large"), make_task().max_steps, sessions=1)
+  billing = Billing((Price(1, 0.5, 2), Price(5, 2, 10)), (rule, rule))
+  messages, warm = [user("x" * 40_000)], []
+  for now_s in (1000, 1010, 1020, 1400):
+    monkeypatch.setattr(
+      "baar_jax.serve.router.time.monotonic", lambda now_s=now_s: now_s
+    )
+    router.decide(messages)
+    live = spy.live
+    steps = [*live.steps[:-1], Step("", 0, "", started_s=live.started_s)]
+    *_, outlooks = billing.list_outlooks(steps, 100, 10)
+    warm.append([outlook.warm_tokens > 9_000 for outlook in outlooks])
+    messages += [{"role": "assistant", "content": "go"}, user("A door.")]
+  assert warm == [[False, False], [True, False], [True, True], [False, False]]
 
 
 def test_router_reads_the_same_tokens_as_training(view, make_task):

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import sqlite3
+import time
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import standin
 from standin import StandIn
@@ -16,6 +18,8 @@ from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
+from baar_jax.router.head import FACTS, CallMeans, describe_calls, list_outlooks
+from baar_jax.router.policy import ConditionedPolicy
 from baar_jax.run import Run
 from baar_jax.serve.decider import Decider
 from baar_jax.stages.serve import build
@@ -324,23 +328,86 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   assert client.chat("s0").status_code == 409
 
 
+# 40,000 characters are 10,000 tokens for the stand-in, and 3 for the message. The largest
+# multiple of 128 in them is 9,984.
+LONG = [{"role": "user", "content": "x" * 40_000}]
+
+
+@pytest.fixture
+def pause(monkeypatch):
+  """pause(seconds): the time of day goes on at once."""
+  pauses_s, clock = [], time.time
+  monkeypatch.setattr(time, "time", lambda: clock() + sum(pauses_s))
+  return pauses_s.append
+
+
 @pytest.mark.parametrize(
-  "cached, models, logps",
-  [(0.9, [1, 1, 0], [None] * 3), (1.0, [1, 0, 0], [None, -0.5, -0.5])],
+  "prompt_cache, pause_s, warm", [(True, 0, 9984), (True, 400, 0), (False, 0, 0)]
 )
-def test_a_warm_cache_can_replace_the_routers_choice(routed, cached, models, logps):
-  """The router chooses LARGE once and then SMALL. A cap allows two large calls.
-  Per million tokens, a call of SMALL costs 10,000 x $1 + 10 x $2, and one of LARGE with
-  a warm cache 10,000 x $0.9 (or $1) + 10 x $10."""
-  client = routed(route_by_cache=True, max_large_calls=2)
-  exchange, messages = client.http.app.exchange, [ASK[0] | {"content": "x" * 40_000}]
-  price, router = exchange.upstreams[1].price, exchange.deciders["router"].policy
-  exchange.upstreams[1].price = dataclasses.replace(price, cached_input=cached)
-  for _ in models:
-    client.chat(messages=messages)
-    router.choose = lambda ready: [Decision(0, logp=-0.5) for _ in ready]
-  steps = exchange.sessions.find("s").steps
-  assert [(step.model, step.logp) for step in steps] == [*zip(models, logps)]
+def test_a_decision_expects_the_rule_of_each_cache(
+  tmp_path, upstream, pause, prompt_cache, pause_s, warm
+):
+  """A prompt stays in a cache for 300 seconds. LARGE has never read this one."""
+  models = {"prompt_cache": prompt_cache}
+  with Client(tmp_path, upstream, models=models) as client:
+    assert client.chat(messages=LONG).status_code == 200
+    pause(pause_s)
+    body = {"messages": LONG, "model": "baar", "session_id": "s"}
+    decision = client.post("/v1/decision", body).json()
+    page = client.http.get("/").text
+  assert decision["warm_tokens"] == {"small": warm, "large": 0}
+  # Cached tokens cost half as much. A reply has 10 tokens.
+  usd = 1e-6 * (10_003 - 0.5 * warm + 10 * 2)
+  assert decision["expected_usd"]["small"] == pytest.approx(usd)
+  assert decision["expected_usd"]["large"] > 1e-6 * (10_000 * 5 + 10 * 10)
+  assert "prompt cache of small: 10003 tokens." in page
+
+
+def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
+  """SMALL answers all calls. The second one comes after 400 seconds, and the third one
+  after 200 seconds more."""
+  client, lives, messages = routed(record_text=True), [], [*LONG]
+  exchange = client.http.app.exchange
+
+  def choose(ready):
+    lives.extend(ready)
+    return [Decision(0)]
+
+  exchange.deciders["router"].policy.choose = choose
+  for pause_s in (400, 200, 0):
+    assert client.chat(messages=messages).status_code == 200
+    pause(pause_s)
+    messages += [{"role": "assistant", "content": REPLY}, *ASK]
+  score = {"score": 1.0, "task": "t"}
+  assert client.post("/v1/sessions/s/score", score).status_code == 200
+  (episode,) = client.run.store.episodes(client.session()["policy"])
+  started_s = [step.started_s for step in episode.steps]
+  assert started_s == pytest.approx([0, 400, 600], abs=30)
+  billing, means = exchange.budgets.billing, CallMeans(0.01, 50.0, 10.0)
+  outlooks = [small for small, _ in list_outlooks(billing, means, episode.steps)]
+  assert [outlook.warm_tokens for outlook in outlooks] == [0, 0, 9984]
+  heads = Mock(scale=Mock(calls=means))
+  policy = Mock(_heads=heads, _billing=billing, cost_weights=[0.1], _facts=FACTS + 8)
+  policy.spec = PolicySpec("conditioned")
+  facts = [ConditionedPolicy._describe(policy, live)[FACTS:] for live in lives]
+  np.testing.assert_array_equal(facts, [*describe_calls(billing, means, episode.steps)])
+
+
+def test_reservations_cover_prompts_that_are_written(tmp_path, upstream):
+  """SMALL writes 40,000 tokens for $1.25 a million, and again although they are warm."""
+  models = {"prices": ((1.0, 0.1, 2.0, 1.25), (5.0, 0.5, 10.0, 6.25))}
+  body = {"messages": LONG, "model": "baar", "session_id": "s"}
+  usage = {"prompt_tokens": 40_000, "completion_tokens": TOKENS}
+  usage["prompt_tokens_details"] = {"cache_write_tokens": 40_000}
+  usd = 1e-6 * (40_000 * 1.25 + TOKENS * 2)
+  with Client(tmp_path, upstream, models=models, max_usd=1.0) as client:
+    for calls in (1, 2):
+      decision = client.post("/v1/decision", body).json()
+      worst_usd = 1 - decision["left_usd"] - (calls - 1) * usd
+      assert usd <= worst_usd < 1.01 * usd
+      report = {"decision_id": decision["decision_id"], "usage": usage}
+      session = client.post("/v1/decision", report).json()
+      assert session["spent_usd"] == pytest.approx(calls * usd)
 
 
 @pytest.mark.parametrize(

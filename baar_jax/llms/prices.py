@@ -310,10 +310,11 @@ class Billing:
     """Forecast each model's next call before each decision of an episode.
 
     The forecast reads the usage of earlier calls and the last observation. It needs no
-    clock and no prompt, so it is the same for live and for stored episodes.
+    clock and no prompt, so it is the same for live and for stored episodes. Steps of
+    served sessions tell their time; for other steps time is simulated.
 
     Args:
-      steps: the steps; of the last one only the observation is read.
+      steps: the steps; of the last one only observation and time are read.
       opening_tokens: tokens of an episode's first prompt.
       reply_tokens: expected tokens of a reply.
 
@@ -324,6 +325,8 @@ class Billing:
     prompt_tokens = opening_tokens
     now_s = 0.0
     for number, step in enumerate(steps):
+      if step.started_s is not None:
+        now_s = step.started_s
       if number:
         prompt_tokens += count_tokens(step.observation)
       yield [

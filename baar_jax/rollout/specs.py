@@ -220,6 +220,8 @@ class Live:
       `steps`.
     proposer: the index of the model that proposes the next action in a cascade.
     proposal: the proposed action in a cascade; None without one.
+    started_s: seconds from a served session's first request to this one; None if time
+      is simulated.
   """
 
   job: Job
@@ -231,6 +233,7 @@ class Live:
   remaining_caps: Sequence[Cap] = ()
   proposer: int = SMALL
   proposal: str | None = None
+  started_s: float | None = None
 
   @property
   def task(self) -> Task:

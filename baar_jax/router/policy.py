@@ -263,7 +263,8 @@ class ConditionedPolicy(RouterPolicy):
   def _describe(self, live: Live) -> np.ndarray:
     """Compute the facts facts_F of an episode's next decision."""
     means = self._heads.scale.calls
-    steps = [*live.steps, Step(live.observation, SMALL, "")]
+    pending = Step(live.observation, SMALL, "", started_s=live.started_s)
+    steps = [*live.steps, pending]
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
     *_, outlooks = list_outlooks(self._billing, means, steps)
     calls_left = count_calls_left(left, outlooks[-1])

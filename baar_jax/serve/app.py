@@ -227,14 +227,20 @@ class App(Starlette):
     routed = await exchange.decide(exchange.receive(request.headers, body))
     number = exchange.reserve_reported(routed)
     left = routed.session.remaining_caps
-    expected_usd = exchange.budgets.expect_usd(routed.call)
+    expected_usd = {}
+    warm_tokens = {}
+    forecasts = exchange.budgets.forecast(routed.call)
+    for name, expected in zip(exchange.names, forecasts):
+      expected_usd[name] = expected.cost_usd
+      warm_tokens[name] = expected.usage.cached_tokens
     fields = dict(
       decision_id=number,
       session_id=routed.session.id,
       model=routed.upstream.name,
       probabilities=dict(zip(exchange.names, routed.p_A)),
       p_large=routed.large_p,
-      expected_usd=dict(zip(exchange.names, expected_usd)),
+      expected_usd=expected_usd,
+      warm_tokens=warm_tokens,
       left_usd=left.usd,
       left_large_calls=left.calls,
     )

@@ -2,19 +2,21 @@
 
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
+from baar_jax.envs import table
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
+from baar_jax.llms.prices import open_billing
 from baar_jax.llms.wire import PRESUMED
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import (
-  ROUTER,
   CallFields,
   Conversation,
   Refusal,
@@ -77,7 +79,8 @@ class Exchange:
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
-    self.budgets = Budgets(config.serve, sessions, self.upstreams)
+    billing = open_billing(config.models, table.load(config.env.kind))
+    self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
     # Decisions whose calls the clients make themselves, until the client reports the
     # usage of the call. The key is the `decision_id`.
     self._reported: dict[int, RoutedCall] = {}
@@ -113,7 +116,7 @@ class Exchange:
     text = read_messages(body.get("messages"), body.get("tools"))
     session = self.find_or_begin(fields, text)
     self.complete_step(session, text, fields.score)
-    return ClientCall(session, body, text)
+    return ClientCall(session, body, text, session.elapsed_s)
 
   def find_or_begin(self, fields: CallFields, text: Conversation) -> Session:
     """Find the session of a call, or begin a new one.
@@ -145,6 +148,7 @@ class Exchange:
         description=text.task * serve_config.record_text,
         call_limit=cap.calls,
         usd_limit=cap.usd,
+        began_s=time.time(),
       )
       self.sessions.add(session)
       return session
@@ -214,7 +218,7 @@ class Exchange:
       affordable = await self.budgets.find_affordable(call)
       decision = Decision(affordable.models[0])
       if len(affordable.models) > 1:
-        live = self._make_live(session, call.text)
+        live = self._make_live(call)
         decision = await self.deciders[session.rule].decide(live)
         # Other calls may have spent dollars during the decision.
         affordable = await self.budgets.find_affordable(call)
@@ -224,7 +228,7 @@ class Exchange:
           f"Session {session.id} is scored already. "
           "Send a new x-session-id to begin another one.",
         )
-      model = self._pick_model(call, decision.model, affordable.models)
+      model = pick_affordable(decision.model, affordable.models)
     step = Step(
       observation * self.config.serve.record_text,
       model,
@@ -232,11 +236,14 @@ class Exchange:
       logp=decision.logp if model == decision.model else None,
       router_cost_usd=decision.cost_usd,
       router_latency_s=decision.latency_s,
+      started_s=call.session_s,
     )
     return RoutedCall(call, self.budgets, step, affordable, decision.p_A)
 
-  def _make_live(self, session: Session, text: Conversation) -> Live:
-    """Make the live episode of a session, from which its policy decides."""
+  def _make_live(self, call: ClientCall) -> Live:
+    """Make the live episode of a call's session, from which its policy decides."""
+    session = call.session
+    text = call.text
     # A client may repeat a call, which gives two steps at one place. The last one
     # counts.
     step_of_place = dict(zip(session.places, session.steps))
@@ -260,35 +267,8 @@ class Exchange:
         *list_remaining_caps(session.cap, steps),
         session.remaining_caps,
       ],
+      started_s=call.session_s,
     )
-
-  def _pick_model(self, call: ClientCall, model: int, allowed: list[int]) -> int:
-    """Pick the model to call: the decided one if its call fits the budgets.
-
-    If the decided model's call does not fit the budgets, take the nearest cheaper
-    model; if none fits, the cheapest that fits. With `serve.route_by_cache`, a costlier
-    model takes its place if that model has cached the session's prompt and its call is
-    expected to cost no more.
-
-    Args:
-      model: the policy's decision.
-      allowed: the models whose call fits the budgets, ascending; at least one.
-    """
-    cheaper = [candidate for candidate in allowed if candidate <= model]
-    picked = cheaper[-1] if cheaper else allowed[0]
-    session = call.session
-    if not self.config.serve.route_by_cache or session.rule != ROUTER:
-      return picked
-    usd_A = self.budgets.expect_usd(call)
-    picked_usd = usd_A[picked]
-    for candidate in allowed:
-      if (
-        candidate > picked
-        and candidate in session.caches
-        and usd_A[candidate] <= picked_usd
-      ):
-        picked = candidate
-    return picked
 
   async def forward(self, routed: RoutedCall) -> dict | Stream:
     """Call the chosen model.
@@ -387,3 +367,17 @@ class Exchange:
       steps=steps,
       in_flight=len(session.open),
     )
+
+
+def pick_affordable(model: int, allowed: list[int]) -> int:
+  """Pick the model to call: the decided one if its call fits the budgets.
+
+  If it does not fit, take the nearest cheaper model; if none fits, the cheapest that
+  fits.
+
+  Args:
+    model: the policy's decision.
+    allowed: the models whose call fits the budgets, ascending; at least one.
+  """
+  cheaper = [candidate for candidate in allowed if candidate <= model]
+  return cheaper[-1] if cheaper else allowed[0]

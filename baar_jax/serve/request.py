@@ -304,7 +304,10 @@ class Conversation(NamedTuple):
   def write_steps(self, steps: Sequence[Step]) -> list[Step]:
     """Return copies of steps with this conversation's observations and actions."""
     rows = zip(self.observations, self.actions, steps)
-    return [Step(text, step.model, action, step.calls) for text, action, step in rows]
+    return [
+      Step(text, step.model, action, step.calls, started_s=step.started_s)
+      for text, action, step in rows
+    ]
 
 
 def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:

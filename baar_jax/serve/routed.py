@@ -13,6 +13,7 @@ from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, Stream
+from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.wire import PRESUMED, REPLY, UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import (
   DIGESTED_FIELDS,
@@ -67,28 +68,6 @@ class Upstream(Client):
       new_messages = body["messages"][cache.messages :]
       tokens = cache.tokens + bound_tokens([other_fields, new_messages])
     return self.bound_usd(tokens, request)
-
-  def expected_usd(
-    self, body: dict, caches: Mapping[int, Cache], ttl_s: float, reply_tokens: float
-  ) -> float:
-    """Compute the expected cost of a call at this model in US dollars.
-
-    Args:
-      body: the call's body.
-      caches: the session's prompt caches, by model.
-      ttl_s: the seconds that a prompt cache stays warm.
-      reply_tokens: the expected tokens of the reply.
-    """
-    cache = caches.get(self.config_index)
-    counted_tokens = cached_tokens = message_count = 0
-    if cache and cache.is_prefix_of(body):
-      counted_tokens = cache.tokens
-      message_count = cache.messages
-      if time.time() < cache.at_s + ttl_s:
-        cached_tokens = counted_tokens
-    new_tokens = bound_tokens(body["messages"][message_count:]) // BYTES_PER_TOKEN
-    usage = Usage(counted_tokens + new_tokens, cached_tokens, reply_tokens)
-    return self.price.cost_usd(usage)
 
   async def attempt(self, body: dict) -> dict | Stream | Outcome:
     """Send a call to this model once.
@@ -145,12 +124,14 @@ class ClientCall:
     session: the session that the call belongs to.
     body: the JSON body.
     text: the messages of the body, read as an unfinished episode.
+    session_s: seconds from the session's first request to this one; None if unknown.
     start_s: when the call arrived, in seconds of the monotonic clock.
   """
 
   session: Session
   body: dict
   text: Conversation
+  session_s: float | None
   start_s: float = dataclasses.field(default_factory=time.monotonic)
 
   @property
@@ -187,6 +168,7 @@ class Budgets:
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
+  billing: Billing
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models whose call fits all budgets.
@@ -233,20 +215,30 @@ class Budgets:
       needed_usd=needed_usd,
     )
 
-  def expect_usd(self, call: ClientCall) -> list[float]:
-    """Compute the expected cost of a call at each model in US dollars.
+  def forecast(self, call: ClientCall) -> list[Call]:
+    """Forecast a call at each model: its tokens, cached ones included, and its dollars.
 
-    The reply is expected to be as long as the session's mean reply.
+    The reply is expected to be as long as the session's mean reply. Each model's prompt
+    cache follows the rule of the model's family.
     """
     session = call.session
     tokens = [step.calls[-1].usage.completion_tokens for step in session.steps]
-    mean_tokens = sum(tokens) / max(1, len(tokens))
-    ttl_s = self.config.cache_ttl_s
-    caches = session.caches
-    return [
-      upstream.expected_usd(call.body, caches, ttl_s, mean_tokens)
-      for upstream in self.upstreams
-    ]
+    reply_tokens = round(sum(tokens) / max(1, len(tokens)))
+    forecasts = []
+    for model in range(len(self.upstreams)):
+      cache = session.caches.get(model)
+      reads = []
+      prompt_tokens = message_count = 0
+      if cache and cache.is_prefix_of(call.body):
+        reads.append(Read(cache.tokens, cache.at_s))
+        prompt_tokens = cache.tokens
+        message_count = cache.messages
+      new_messages = call.body["messages"][message_count:]
+      prompt_tokens += bound_tokens(new_messages) // BYTES_PER_TOKEN
+      forecasts.append(
+        self.billing.bill(model, reads, prompt_tokens, reply_tokens, time.time())
+      )
+    return forecasts
 
 
 @dataclasses.dataclass(eq=False)

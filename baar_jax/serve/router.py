@@ -1,16 +1,18 @@
 """Choose models in a Python program, without a server."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from baar_jax.episode import SMALL, Step, Task
+from baar_jax.episode import SMALL, Call, Step, Task, Usage
+from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.serve.decider import Decider
-from baar_jax.serve.request import Conversation, read_messages
+from baar_jax.serve.request import Conversation, bound_tokens, read_messages
 from baar_jax.store import read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import open_router
@@ -106,8 +108,12 @@ class Router:
         decision = Decision(SMALL, p_A=[1.0, *[0.0] * len(self._models[1:])])
       else:
         (decision,) = self._decider.choose([live])
+      # The caller is assumed to call the chosen model now; the prompt is an estimate.
       # The action of this step is filled in from the messages of the next call.
-      live.steps.append(Step("", decision.model, ""))
+      prompt_tokens = bound_tokens([*messages]) // CHARS_PER_TOKEN
+      call = Call(decision.model, Usage(prompt_tokens, 0, 0), 0.0)
+      step = Step("", decision.model, "", [call], started_s=live.started_s)
+      live.steps.append(step)
     model = self._models[decision.model]
     return RoutedModel(model, dict(zip(self._models, decision.p_A)))
 
@@ -130,4 +136,6 @@ class Router:
       steps=text.write_steps([*remembered.steps, *unknown_steps]),
       observation=text.observations[-1],
       remaining_caps=[*past_caps[:count], remaining_cap],
+      # Only differences count, so any clock will do.
+      started_s=time.monotonic(),
     )

@@ -27,8 +27,8 @@ from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 class Session:
   """One task of a client's agent, which becomes an episode.
 
-  The attributes up to `open` are stored on disk. Those from `dollars` on are in memory
-  only.
+  The attributes up to `began_s` are stored on disk. Those from `dollars` on are in
+  memory only.
 
   Attributes:
     id: the session's id.
@@ -49,6 +49,8 @@ class Session:
     caches: the messages that each model's prompt cache may hold, by model index.
     open: the worst case in US dollars of each attempt in flight, by the attempt's
       number.
+    began_s: when the first request came, in seconds since 1970; None if an older
+      version of this program stored the session.
     dollars: the session's dollar budget.
     deciding: the lock that admits one decision at a time.
     changed: an event that is set when an attempt has ended.
@@ -71,6 +73,7 @@ class Session:
   places: list[int] = dataclasses.field(default_factory=list)
   caches: dict[int, Cache] = dataclasses.field(default_factory=dict)
   open: dict[int, float] = dataclasses.field(default_factory=dict)
+  began_s: float | None = None
 
   def __post_init__(self) -> None:
     """Set the attributes that are not stored on disk."""
@@ -94,6 +97,11 @@ class Session:
     if usd is not None:
       usd = self.dollars.remaining
     return Cap(calls, usd)
+
+  @property
+  def elapsed_s(self) -> float | None:
+    """Return the seconds since the first request; None if its time is unknown."""
+    return None if self.began_s is None else time.time() - self.began_s
 
   @property
   def is_busy(self) -> bool:
