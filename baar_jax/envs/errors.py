@@ -103,7 +103,7 @@ class KnowledgeErrors(Errors):
       a decisive step, SMALL's errors are mostly wrong actions. At the other steps, lost
       steps, they mostly waste the step.
     DECISIVE: share of wrong actions in SMALL's errors at decisive steps.
-    LOST: share of wrong actions in SMALL's errors at lost steps.
+    LOST: share of wrong actions in SMALL's errors at stalling steps.
     LARGE_UNKNOWN_WRONG: share of wrong actions in errors at unknown steps, for all
       models but SMALL.
   """
