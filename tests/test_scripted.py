@@ -17,8 +17,8 @@ from baar_jax.envs.errors import KnowledgeErrors, Lapse
 from baar_jax.envs.sandbox.adapter import Sandbox, SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, CacheRule, Task, Usage
-from baar_jax.llms.agent import Cost, open_conversation, parse_action
-from baar_jax.llms.prices import open_billing
+from baar_jax.llms.agent import open_conversation, parse_action
+from baar_jax.llms.prices import Cost, open_billing
 from baar_jax.llms.scripted import Account, Clock, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.loop import run_episodes
@@ -160,7 +160,7 @@ def test_prompt_caches_are_billed_by_hand():
     yield cost
     spent.append((bound_usd, cost.usd))
 
-  billing = open_billing(ModelsConfig(), Room)
+  billing = open_billing(ModelsConfig(), Room.cache_rule, Room.step_s)
   clock = Clock(billing.step_s)
   small, large = (Account(model, billing, clock, reserve) for model in (SMALL, LARGE))
   # Prompts of 20, 30, 40, ... tokens, each the start of the next.
@@ -197,7 +197,7 @@ def test_the_outlook_is_the_bill_in_the_sandbox():
   config = ModelsConfig()
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
   policy = RulePolicy(PolicySpec("p"), lambda live, spec: draw.randrange(2))
-  billing = open_billing(config, Sandbox)
+  billing = open_billing(config, Sandbox.cache_rule, Sandbox.step_s)
   hits = 0
   for episode in run_episodes(jobs, policy, ScriptedPair(config, Sandbox), [env]):
     first = episode.steps[0].calls[0].usage.prompt_tokens

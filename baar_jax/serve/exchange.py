@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
-from baar_jax.envs import table
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
 from baar_jax.llms.prices import open_billing
@@ -79,7 +78,7 @@ class Exchange:
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
-    billing = open_billing(config.models, table.load(config.env.kind))
+    billing = open_billing(config.models)
     self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
     # Decisions whose calls the clients make themselves, until the client reports the
     # usage of the call. The key is the `decision_id`.
