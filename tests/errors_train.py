@@ -130,7 +130,7 @@ CASES = [
   # The heads of another version read inputs of another width.
   (
     HEADS.format("another version wrote it"),
-    lambda tmp: load_heads(tmp, *[np.ones((1, 1, 1))] * 15),
+    lambda tmp: load_heads(tmp, *[np.ones((1, 1, 1))] * 17),
   ),
   # The configuration of rivals and ablations.
   (

@@ -24,12 +24,14 @@ from baar_jax.train.listing import zero_shot_spec
 
 TRAIN_SFT, TRAIN_BOPO = train.train_families("sft"), train.train_families("bopo")
 TRAIN_BASELINES = train.train_families("baselines")
+TRAIN_VALUE = train.train_families("value")
 
 
 def configured(runs):
   config = tiny.config(runs, test_tasks=4)
   config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
+  config.value.updates, config.value.heads = 2, 2
   config.baselines = BaselinesConfig(
     tuple(sorted(name for name in FAMILIES if FAMILIES[name].is_rival)),
     tuple(ABLATIONS),
@@ -43,7 +45,7 @@ def configured(runs):
 def run(tmp_path_factory):
   run = Run(configured(tmp_path_factory.mktemp("runs")))
   for stage in (TRAIN_BASELINES, evaluate.main):
-    with pytest.raises(ValueError, match="--stage=(profile|references|sft)"):
+    with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):
       stage(run)
   assert (
     len(run.store.table()) == 0
@@ -51,7 +53,7 @@ def run(tmp_path_factory):
   # By stage: (task_id, seed) of the episodes that it has added.
   run.added = {}
   before = train.profile, train.references, TRAIN_SFT, TRAIN_BOPO, TRAIN_BASELINES
-  for stage in (*before, evaluate.main):
+  for stage in (*before, TRAIN_VALUE, evaluate.main):
     start(run, stage)
   yield run
   run.close()
