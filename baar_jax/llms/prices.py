@@ -339,7 +339,8 @@ class Billing:
           # Conversations grow, so the newest prompt contains the earlier ones.
           reads_A[call.model] = [Read(call.usage.prompt_tokens, now_s)]
           now_s += self.wait_s(call)
-        if call.kind == "act":
+        # A reply without usage has no tokens.
+        if call.kind == "act" and call.usage.prompt_tokens:
           prompt_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
       now_s += self.step_s
 
