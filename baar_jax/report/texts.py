@@ -177,8 +177,8 @@ def label_policy(spec: PolicySpec, styles: Mapping[str, Style]) -> str:
     styles: the families' labels, by family.
   """
   words = [styles[spec.family].label]
-  # Only policies of the budget-conditioned router have an optimism. Only they can be
-  # cap-conditioned.
+  # Only the budget-conditioned router has both variants, cap-conditioned and cap-blind,
+  # so only its labels tell which one it is. Only its policies have an optimism.
   if spec.cap and spec.cap_conditioned and spec.optimism is not None:
     words.append("cap-conditioned")
   settings = spec.settings | vars(spec.cap)
