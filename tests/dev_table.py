@@ -1,7 +1,7 @@
-"""Compare families on dev tasks, with paired intervals: python tests/dev_table.py RUN...
+"""Compare families on dev tasks: PYTHONPATH=. python tests/dev_table.py RUN...
 
 Policies are chosen on one half of the dev tasks and measured on the other half, and the
-other way round. So no task chooses what it measures, and no test task is read. The first
+other way round, with paired 95 % intervals. So no task chooses what it measures, and no test task is read. The first
 family of the first run is compared with every family of every run. All runs need the same
 tasks and seeds.
 """
