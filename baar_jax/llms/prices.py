@@ -335,13 +335,13 @@ class Billing:
       ]
       prompt_tokens += count_tokens(step.action)
       for call in step.calls:
-        if call.kind in ("act", "proposal"):
+        # A reply without usage has no tokens.
+        if call.kind in ("act", "proposal") and call.usage.prompt_tokens:
           # Conversations grow, so the newest prompt contains the earlier ones.
           reads_A[call.model] = [Read(call.usage.prompt_tokens, now_s)]
           now_s += self.wait_s(call)
-        # A reply without usage has no tokens.
-        if call.kind == "act" and call.usage.prompt_tokens:
-          prompt_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
+          if call.kind == "act":
+            prompt_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
       now_s += self.step_s
 
   def _forecast(
