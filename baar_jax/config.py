@@ -133,8 +133,8 @@ class ModelsConfig:
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
       the list prices.
-    prompt_cache: Whether scripted models are billed with their family's prompt cache,
-      and the value heads read what is cached. False is the paper's setting.
+    prompt_cache: Whether scripted models are billed with their family's prompt cache.
+      False is the paper's setting.
     skills: One number in [0, 1] per scripted model: 0 errs at SMALL's rates, 1 at
       LARGE's. () spaces the models equally.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
@@ -213,8 +213,6 @@ class RouterConfig:
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
     show_budget: Whether the text states the remaining cap of the episode.
-    show_cache: Whether a transcript states how many tokens of the next prompt each
-      model's prompt cache holds.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
     buckets: Number of row lengths that are compiled, in equal parts of `max_tokens`.
@@ -239,7 +237,6 @@ class RouterConfig:
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True
-  show_cache: bool = False
   max_tokens: int = positive(768)
   buckets: int = positive(2, 100)
   description_tokens: int = positive(96)
@@ -358,8 +355,6 @@ class ValueConfig:
     weight_decay: Weight decay of AdamW.
     noise: Standard deviation of the noise that is added to hidden states in training,
       as a multiple of their own standard deviation.
-    cache_facts: Whether the heads read the expected dollars of the next calls and what
-      the models' prompt caches hold. With models.prompt_cache=False they do not.
   """
 
   updates: int = Field(0, ge=0, lt=10**6)
@@ -374,7 +369,6 @@ class ValueConfig:
   learning_rate: float = positive(2e-3, 1)
   weight_decay: float = not_negative(0.3, 100)
   noise: float = not_negative(0.5, 100)
-  cache_facts: bool = True
 
 
 @section

@@ -30,8 +30,8 @@ BUDGETS = ("call_budget", "usd_budget")
 # now.
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
 MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
-# Fields of the section `serve` in older versions. They have no successor.
-REMOVED_FIELDS = ("route_by_cache", "cache_ttl_s")
+# Fields of older versions that have no successor.
+REMOVED_FIELDS = ("route_by_cache", "cache_ttl_s", "show_cache", "cache_facts")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
@@ -425,7 +425,9 @@ def convert_config(stored: object) -> object:
   converted = dict(stored)
   converters = {
     "env": move_options,
+    "models": bill_uncached,
     "references": move_plans,
+    "router": drop_fields,
     "serve": drop_fields,
     "value": rename_prices,
   }
@@ -461,16 +463,21 @@ def move_plans(references: dict) -> dict:
   return {"plans": plans} | references
 
 
-def drop_fields(serve: dict) -> dict:
-  """Drop the fields of an older section `serve` that no longer exist."""
-  return {name: serve[name] for name in serve if name not in REMOVED_FIELDS}
+def drop_fields(section: dict) -> dict:
+  """Drop the fields of an older section that no longer exist."""
+  return {name: section[name] for name in section if name not in REMOVED_FIELDS}
+
+
+def bill_uncached(models: dict) -> dict:
+  """Turn prompt caches off in an older section `models`, which billed none."""
+  return {"prompt_cache": False} | models
 
 
 def rename_prices(value: dict) -> dict:
   """Rename the field `prices` of an older section `value` to `cost_weights`."""
   if "prices" in value:
     value["cost_weights"] = value.pop("prices")
-  return value
+  return drop_fields(value)
 
 
 def read_config(directory: Path) -> Config | None:

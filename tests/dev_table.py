@@ -4,6 +4,10 @@ Policies are chosen on one half of the dev tasks and measured on the other half,
 other way round, with paired 95 % intervals. So no task chooses what it measures, and no test task is read. The first
 family of the first run is compared with every family of every run. All runs need the same
 tasks and seeds.
+
+A second table compares, for the budget-conditioned router's best policy of each budget,
+the dollars that `Billing.forecast_calls` expects before each call with the dollars that
+were spent.
 """
 
 import dataclasses
@@ -13,11 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baar_jax.episode import Episode
+from baar_jax.llms.prices import Billing
+from baar_jax.mesh import one_device
 from baar_jax.report import frontier
 from baar_jax.report.table import METRICS, Evaluation, list_played, load_split
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store, read_run
+from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import list_specs
 from baar_jax.train.jobs import BOUNDARY_KEYS, CONDITIONED
+from baar_jax.train.values import load_heads
 
 
 class Half(NamedTuple):
@@ -65,6 +75,46 @@ def write_cell(value_B: np.ndarray, first_B: np.ndarray) -> str:
   return cell
 
 
+def forecast_usd(billing: Billing, tokens: list[float], episode: Episode) -> float:
+  """Add up the dollars that are expected before each call of an episode.
+
+  Args:
+    billing: the prices and prompt caches of the models.
+    tokens: the expected tokens of the first prompt, and of a reply.
+    episode: the episode.
+  """
+  usd = 0.0
+  for number, step in enumerate(episode.steps, 1):
+    outlooks = billing.forecast_calls(episode.steps[:number], *tokens)
+    usd += outlooks[step.model].usd
+  return usd
+
+
+def print_forecasts(
+  files: RouterFiles, store: Store, specs: list[PolicySpec], data: Evaluation
+) -> None:
+  """Print the forecast and the spent dollars per task of each budget."""
+  print(
+    "\n| budget | policy | forecast | spent | forecast / spent |\n|---|---|---|---|---|"
+  )
+  scale = load_heads(files).scale
+  tokens = [scale.opening_tokens, scale.reply_tokens]
+  mean = data.mean([data.sr])
+  by_cap = {}
+  for spec in specs:
+    if spec.family == CONDITIONED:
+      by_cap.setdefault(spec.cap, []).append(spec)
+  for cap, listed in by_cap.items():
+    best = max(listed, key=lambda spec: mean.loc[spec.key, data.sr])
+    episodes = store.episodes(best.key)
+    episodes = [episode for episode in episodes if episode.task_id in data.tasks]
+    usd = [forecast_usd(files.billing, tokens, episode) for episode in episodes]
+    forecast = np.mean(usd)
+    spent = np.mean([episode.cost_usd for episode in episodes])
+    ratio = f"{forecast / spent:.3f}"
+    print(f"| {cap} | {best.key} | {forecast:.6f} | {spent:.6f} | {ratio} |")
+
+
 def main(directories: list[str]) -> None:
   """Print one table over all runs."""
   first = {}
@@ -93,6 +143,8 @@ def main(directories: list[str]) -> None:
         value_B = np.mean([measure_area(h, names, metric) for h in halves], axis=0)
         cells.append(write_cell(value_B, first.setdefault(metric, value_B)))
       print(f"| {family} | {' | '.join(cells)} |")
+    files = RouterFiles(Path(directory), config, one_device())
+    print_forecasts(files, store, specs, load_split(store, specs, config, "dev"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from baar_jax import Router
-from baar_jax.episode import CacheRule, Step
+from baar_jax.episode import CacheRule
 from baar_jax.llms.agent import extend, open_conversation, write_reply
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.rollout.rules import Policy
@@ -104,7 +104,7 @@ class Spy(Policy):
 
   def choose(self, ready):
     self.tokens = self.view.live_window(ready[0]).tokens
-    self.live = ready[0]
+    self.history = ready[0].history
     return [Decision(self.episode.steps[len(ready[0].steps)].model, p_A=(0.25, 0.75))]
 
 
@@ -121,9 +121,7 @@ def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypat
       "baar_jax.serve.router.time.monotonic", lambda now_s=now_s: now_s
     )
     router.decide(messages)
-    live = spy.live
-    steps = [*live.steps[:-1], Step("", 0, "", started_s=live.started_s)]
-    *_, outlooks = billing.list_outlooks(steps, 100, 10)
+    outlooks = billing.forecast_calls(spy.history, 100, 10)
     warm.append([outlook.warm_tokens > 9_000 for outlook in outlooks])
     messages += [{"role": "assistant", "content": "go"}, user("A door.")]
   assert warm == [[False, False], [True, False], [True, True], [False, False]]

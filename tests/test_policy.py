@@ -12,14 +12,19 @@ from tiny import call
 
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
-from baar_jax.llms.scripted import Account, Clock, ScriptedJudge
+from baar_jax.llms.scripted import Account, ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import Purse, Turn
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
-from baar_jax.router.head import CallMeans
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold
-from baar_jax.router.rivals import StayWarm, ZeroShotPolicy, escalate_once
+from baar_jax.router.policy import (
+  ConditionedPolicy,
+  RouterPolicy,
+  Sample,
+  Situation,
+  Threshold,
+)
+from baar_jax.router.rivals import ZeroShotPolicy, escalate_once, stay_warm
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 
@@ -172,66 +177,59 @@ def test_large_is_picked_from_the_threshold_on():
     assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
 
 
-def acted(models: str) -> Live:
-  """Make an episode whose last prompt had 100 tokens, and whose next one has 200.
-
-  Args:
-    models: the models that have acted, as letters.
-  """
+def test_a_switch_costs_the_dollars_of_a_cold_prompt():
+  """SMALL has read 100 of the next 200 tokens. A quarter of a price pays for a warm token."""
+  prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
+  policy = Mock(cost_weights=[0.5])
+  policy.spec = PolicySpec("conditioned", cost_weight=1.0)
+  policy._values.billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
+  scale = policy._values.heads.scale
+  scale.unit_usd, scale.opening_tokens, scale.reply_tokens = 0.005, 100, 0
   live = start(0)
-  for letter in models:
-    model = "SML".index(letter)
-    step = Step("x", model, "", [Call(model, Usage(100, 0, 0), 0.0)])
-    live.steps.append(step)
+  live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
-  return live
+  situation = ConditionedPolicy._describe(policy, live)
+  # $0.000075, $0.0003 and $0.0015 more than a warm prompt: 100 units of value a dollar.
+  np.testing.assert_allclose(situation.switch_A, [0.0075, 0.03, 0.15])
+  assert situation.models == [0]
 
 
-# An input token costs 1, 2 and 10 millionths of a dollar, and a quarter if it is cached.
-# SMALL's switch to a cold prompt of 200 tokens costs 200 - 50 = 150 millionths, LARGE's
-# 2000 - 500 = 1500. A dollar weighs 100, so the switches weigh 0.015 and 0.15. If LARGE
-# has read 100 tokens, its switch costs 1250 - 500 = 750 millionths and weighs 0.075.
+# A switch to SMALL weighs 0.015, to LARGE 0.15, to the intermediate model 0.03.
 @pytest.mark.parametrize(
   "models, advantage_A, model",
   [
-    ("", [0, -1, 0.01], 2),
-    ("", [0.01, -1, 0], 0),
-    ("S", [0, -1, 0.14], 0),
-    ("S", [0, -1, 0.16], 2),
-    ("L", [0.014, -1, 0], 2),
-    ("L", [0.016, -1, 0], 0),
-    ("LS", [0, -1, 0.07], 0),
-    ("LS", [0, -1, 0.08], 2),
-    # The intermediate model's switch weighs (400 - 100) * 1e-6 * 100 = 0.03.
-    ("S", [0, 0.04, 0.15], 1),
+    ([], [0, -1, 0.01], 2),
+    ([], [0.01, -1, 0], 0),
+    ([0], [0, -1, 0.14], 0),
+    ([0], [0, -1, 0.16], 2),
+    ([0, 2], [0.014, -1, 0], 2),
+    ([0, 2], [0.016, -1, 0], 0),
+    ([0], [0, 0.04, 0.15], 1),
   ],
 )
 def test_a_switch_of_models_has_to_pay_for_a_cold_prompt(models, advantage_A, model):
-  prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
-  billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
-  rule = StayWarm(billing, CallMeans(1.0, 100.0, 0.0), usd_weight=100)
-  assert rule.pick(np.array(advantage_A), acted(models)) == model
+  situation = Situation(np.zeros(0), np.array([0.015, 0.03, 0.15]), models)
+  assert stay_warm(np.array(advantage_A), situation) == model
   # Without a weight of dollars the model with the largest Q value acts.
-  free = dataclasses.replace(rule, usd_weight=0)
-  assert free.pick(np.array(advantage_A), acted(models)) == np.argmax(advantage_A)
+  free = situation._replace(switch_A=np.zeros(3))
+  assert stay_warm(np.array(advantage_A), free) == np.argmax(advantage_A)
 
 
 @pytest.mark.parametrize(
   "models, advantage_A, model",
   [
-    ("", [0, 0.1], 1),
-    ("", [0.1, 0], 0),
-    ("SS", [0.1, 0], 0),
-    ("SLS", [0.1, 0], 1),
-    ("SM", [0.2, 0.1, 0], 1),
-    ("SM", [0, 0.1, 0.2], 2),
+    ([], [0, 0.1], 1),
+    ([], [0.1, 0], 0),
+    ([0, 0], [0.1, 0], 0),
+    ([0, 1, 0], [0.1, 0], 1),
+    ([0, 1], [0.2, 0.1, 0], 1),
+    ([0, 1], [0, 0.1, 0.2], 2),
   ],
 )
 def test_one_escalation_never_goes_back(models, advantage_A, model):
-  """In "SLS" a budget took SMALL at the third step."""
-  if len(advantage_A) == 2:
-    models = models.replace("L", "M")
-  assert escalate_once(np.array(advantage_A), acted(models)) == model
+  """In [0, 1, 0] a budget took SMALL at the third step."""
+  situation = Situation(np.zeros(0), np.zeros(len(advantage_A)), models)
+  assert escalate_once(np.array(advantage_A), situation) == model
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
@@ -288,7 +286,7 @@ def test_the_scripted_judge_reads_the_prompt():
   done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
   # The judge's cache has 4 tokens at least, in steps of 4, and no longer than 10 s.
   billing = Billing((Price(1.0, 0.5, 4.0),), (CacheRule(4, 4, 10.0),), step_s=5.0)
-  judge = ScriptedJudge(Account(0, billing, Clock(5.0), unlimited))
+  judge = ScriptedJudge(Account(billing, unlimited))
   answers = {
     "Previous steps: none\nDecision:": "BIG",
     done.format("a hall"): "SMALL",
@@ -299,7 +297,7 @@ def test_the_scripted_judge_reads_the_prompt():
     assert judge.reply([{"role": "user", "content": text}], 0).text == answer
   # The prompts have 27, 23 and 23 characters. The first 20 are the same, so 5 tokens are
   # shared and 4 are cached. 40 seconds later nothing is.
-  judge = ScriptedJudge(Account(0, billing, Clock(5.0), unlimited), models=3)
+  judge = ScriptedJudge(Account(billing, unlimited), models=3)
   usages = []
   for step, end in ((0, "one two"), (1, "two"), (9, "two")):
     message = {"role": "user", "content": "Previous steps: none" + end}

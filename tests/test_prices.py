@@ -143,19 +143,14 @@ def test_two_models_in_turn_are_warm_apart():
   price = Price(1.0, 0.5, 2.0)
   billing = Billing((price, price), (GPT, GPT))
   steps = [act(SMALL, 2000), act(LARGE, 2100), act(SMALL, 2200), act(SMALL, 2300)]
-  outlooks = list(billing.list_outlooks(steps, 1500, 50))
-  assert [o.warm_tokens for o in outlooks[0]] == [0, 0]
-  assert [o.cold_tokens for o in outlooks[0]] == [1500, 1500]
-  # 2,000 + 90 + 10 tokens: SMALL has read 2,000 of them.
-  assert [o.warm_tokens for o in outlooks[1]] == [1920, 0]
-  assert [o.cold_tokens for o in outlooks[1]] == [180, 2100]
-  assert [o.warm_tokens for o in outlooks[2]] == [1920, 2048]
-  assert [o.warm_tokens for o in outlooks[3]] == [2176, 2048]
+  outlooks = [billing.forecast_calls(steps[:n], 1500, 50) for n in range(1, 5)]
+  # The first prompt has 1,500 tokens, the second 2,000 + 90 + 10. SMALL has read 2,000.
+  warm = [[outlook.warm_tokens for outlook in pair] for pair in outlooks]
+  assert warm == [[0, 0], [1920, 0], [1920, 2048], [2176, 2048]]
+  assert outlooks[0][LARGE].usd == pytest.approx((1500 + 100) / 1e6)
   # A repeated call finds 2,048 of 2,100 tokens warm: 52 + 1,024 + 100 millionths.
   usd = (180 + 960 + 100) / 1e6
-  assert outlooks[1][SMALL] == pytest.approx(
-    Outlook(1920, 180, usd, 1176 / 1e6, 2200 / 1e6)
-  )
+  assert outlooks[1][SMALL] == pytest.approx(Outlook(1920, usd, 1176 / 1e6, 2200 / 1e6))
 
 
 def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
@@ -163,7 +158,7 @@ def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
   for latency_s, warm in ((297.9, 1920), (298.1, 0)):
     steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 3.0), act(LARGE, 2200)]
     # SMALL's prompt was read at 0 s; its reply takes 1 s, and each step 2 s.
-    *_, (small, large) = billing.list_outlooks(steps, 1500, 50)
+    small, large = billing.forecast_calls(steps, 1500, 50)
     assert (small.warm_tokens, large.warm_tokens) == (warm, 2048)
 
 
@@ -173,6 +168,6 @@ def test_a_run_without_prompt_caches_reads_nothing_warm():
   assert billing.rules == (GPT, GPT)
   models = dataclasses.replace(models, prompt_cache=False)
   billing = open_billing(models)
-  *_, (small, large) = billing.list_outlooks([act(SMALL, 2000)] * 2, 1500, 50)
+  small, large = billing.forecast_calls([act(SMALL, 2000)] * 2, 1500, 50)
   assert small.warm_tokens == large.warm_tokens == 0
   assert small.usd == small.repeat_usd == small.worst_usd

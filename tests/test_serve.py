@@ -5,9 +5,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import standin
 from standin import StandIn
@@ -18,8 +16,6 @@ from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
-from baar_jax.router.head import FACTS, CallMeans, describe_calls, list_outlooks
-from baar_jax.router.policy import ConditionedPolicy
 from baar_jax.run import Run
 from baar_jax.serve.decider import Decider
 from baar_jax.stages.serve import build
@@ -352,12 +348,14 @@ def test_a_decision_expects_the_rule_of_each_cache(
   with Client(tmp_path, upstream, models=models) as client:
     assert client.chat(messages=LONG).status_code == 200
     pause(pause_s)
-    body = {"messages": LONG, "model": "baar", "session_id": "s"}
+    reply = {"role": "assistant", "content": "go"}
+    messages = [*LONG, reply, {"role": "user", "content": "x" * 40}]
+    body = {"messages": messages, "model": "baar", "session_id": "s"}
     decision = client.post("/v1/decision", body).json()
     page = client.http.get("/").text
   assert decision["warm_tokens"] == {"small": warm, "large": 0}
-  # Cached tokens cost half as much. A reply has 10 tokens.
-  usd = 1e-6 * (10_003 - 0.5 * warm + 10 * 2)
+  # Cached tokens cost half as much. A reply has 10 tokens, and so has the new message.
+  usd = 1e-6 * (10_003 + 10 + 10 - 0.5 * warm + 10 * 2)
   assert decision["expected_usd"]["small"] == pytest.approx(usd)
   assert decision["expected_usd"]["large"] > 1e-6 * (10_000 * 5 + 10 * 10)
   assert "prompt cache of small: 10003 tokens." in page
@@ -366,11 +364,12 @@ def test_a_decision_expects_the_rule_of_each_cache(
 def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
   """SMALL answers all calls. The second one comes after 400 seconds, and the third one
   after 200 seconds more."""
-  client, lives, messages = routed(record_text=True), [], [*LONG]
+  client, outlooks, messages = routed(record_text=True), [], [*LONG]
   exchange = client.http.app.exchange
 
   def choose(ready):
-    lives.extend(ready)
+    (live,) = ready
+    outlooks.append(exchange._billing.forecast_calls(live.history, 50, 10))
     return [Decision(0)]
 
   exchange.deciders["router"].policy.choose = choose
@@ -383,14 +382,9 @@ def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
   (episode,) = client.run.store.episodes(client.session()["policy"])
   started_s = [step.started_s for step in episode.steps]
   assert started_s == pytest.approx([0, 400, 600], abs=30)
-  billing, means = exchange.budgets.billing, CallMeans(0.01, 50.0, 10.0)
-  outlooks = [small for small, _ in list_outlooks(billing, means, episode.steps)]
-  assert [outlook.warm_tokens for outlook in outlooks] == [0, 0, 9984]
-  heads = Mock(scale=Mock(calls=means))
-  policy = Mock(_heads=heads, _billing=billing, cost_weights=[0.1], _facts=FACTS + 8)
-  policy.spec = PolicySpec("conditioned")
-  facts = [ConditionedPolicy._describe(policy, live)[FACTS:] for live in lives]
-  np.testing.assert_array_equal(facts, [*describe_calls(billing, means, episode.steps)])
+  assert [small.warm_tokens for small, _ in outlooks] == [0, 0, 9984]
+  stored = (episode.steps[:n] for n in (1, 2, 3))
+  assert outlooks == [exchange._billing.forecast_calls(x, 50, 10) for x in stored]
 
 
 def test_reservations_cover_prompts_that_are_written(tmp_path, upstream):

@@ -15,19 +15,17 @@ from baar_jax.config import ValueConfig
 from baar_jax.episode import (
   LARGE,
   SMALL,
-  CacheRule,
   Call,
   Episode,
   Step,
   Task,
   Usage,
 )
-from baar_jax.llms.prices import Billing, Outlook, Price
+from baar_jax.llms.prices import Outlook
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 from baar_jax.router import head
 from baar_jax.router import policy as policies
 from baar_jax.router.head import (
-  CallMeans,
   Heads,
   Scale,
   count_calls_left,
@@ -63,23 +61,20 @@ def episode(score, *steps):
 def transitions_of(episodes, hidden_N) -> Transitions:
   """Transitions of a task of three steps, with hidden states of size 1."""
   progress = [row for e in episodes for row in head.count_progress(3, e.steps)]
-  calls_NxC = np.zeros((len(progress), 0), np.float32)
-  states = States(
-    np.array(hidden_N, np.float32)[:, None], np.array(progress), calls_NxC
-  )
+  states = States(np.array(hidden_N, np.float32)[:, None], np.array(progress))
   return make_transitions(states, episodes, unit_usd=1.0)
 
 
-def make_heads(width, hidden_size, facts=head.FACTS) -> Heads:
+def make_heads(width, hidden_size) -> Heads:
   mean_D, spread_D = np.zeros(hidden_size, np.float32), np.ones(hidden_size, np.float32)
-  scale = Scale(mean_D, spread_D, CallMeans(*np.float32([1, 100, 10])))
-  return draw_heads(jax.random.key(0), 2, (width, width), 2, scale, facts)
+  scale = Scale(mean_D, spread_D, *np.float32([1, 100, 10]))
+  return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
 def test_transitions_of_an_episode_by_hand():
   """Gains add up to the final score, even if the environment does not score steps."""
   scored = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
-  states = States(np.zeros((5, 1)), np.zeros((5, 6)), np.zeros((5, 0)))
+  states = States(np.zeros((5, 1)), np.zeros((5, 6)))
   unscored = episode(0.5, step(0, 1.0), step(1, 2.0))
   data = make_transitions(states, [scored, unscored], unit_usd=2.0)
   assert data.model_N.tolist() == [0, 1, 0, 0, 1]
@@ -131,7 +126,7 @@ def test_target_under_caps_and_cost_weights_by_hand():
 
 def test_calls_left_by_hand():
   """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
-  outlook = Outlook(0, 0, usd=0.5, repeat_usd=0.2, worst_usd=0.6)
+  outlook = Outlook(0, usd=0.5, repeat_usd=0.2, worst_usd=0.6)
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
   assert count_calls_left(Cap().after(steps), outlook) == float("inf")
   assert count_calls_left(Cap(3).after(steps), outlook) == 2
@@ -147,29 +142,11 @@ def test_calls_left_by_hand():
 
 def test_facts_by_hand():
   progress = np.array([[1, 1, 4, 2, 1, 2]] * 2)
-  free, capped = describe(np.array([np.inf, 2]), 1.0, progress, np.array([0.5]))
+  free, capped = describe(np.array([np.inf, 2]), 1.0, progress)
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
-  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5, 0.5]
+  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5]
   assert capped[4:].tolist() == pytest.approx(expected)
-
-
-def test_facts_of_prompt_caches_by_hand():
-  """SMALL has read 2,000 tokens; LARGE has read none of the prompt of 2,050."""
-  price = Price(1.0, 0.5, 0.0)
-  billing = Billing((price, price), (CacheRule(1024, 128, 300.0),) * 2)
-  means = CallMeans(*np.float32([0.001, 100, 10]))
-  first = Step("o", SMALL, "a", [Call(SMALL, Usage(2000, 0, 40), 0.0)])
-  opening, later = head.describe_calls(
-    billing, means, [first, Step("x" * 40, LARGE, "")]
-  )
-  log = np.log1p
-  # $0.0001 for the first prompt of 100 tokens is 0.1 LARGE calls. Nothing has acted yet.
-  expected = [0, log(100) / 10, 0.1, 0] * 2
-  assert opening.tolist() == pytest.approx(expected, rel=1e-5)
-  # 1,920 of 2,050 tokens are warm: (130 + 960) / 10^6 dollars.
-  expected = [log(1920) / 10, log(130) / 10, 1.09, 1, 0, log(2050) / 10, 2.05, 0]
-  assert later.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_returns_end_with_their_episode():
@@ -210,7 +187,7 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
     (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25),
     (np.inf, 1.0, 0.5 * 0.3 - 0.5, 0.5 * 0.5 - 0.5, 0.5 * 0.4 - 0.5),
   ]:
-    state = describe(np.full(3, left), cost_weight, progress, np.zeros(0))
+    state = describe(np.full(3, left), cost_weight, progress)
     value_S, advantage_SxA = estimate(heads, np.array([[-1.0], [0.0], [1.0]]), state)
     np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
     # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
@@ -236,13 +213,13 @@ def test_policy_and_fit_see_equal_states_and_facts(run, monkeypatch, optimism, w
   train.profile(run)
   view = run.training().open_trunk_view()
   trunk = values.checkpoint.load_initial(run.training(), view)
-  heads = make_heads(8, 16, head.FACTS + 2 * head.CALL_FACTS)
+  heads = make_heads(8, 16)
   estimate = Mock(wraps=policies.estimate)
   is_conditioned = optimism is None
   spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
   spec = dataclasses.replace(spec, cost_weight=weight)
-  billing = run.training().billing
-  policy = ConditionedPolicy(spec, trunk, view, heads, [0.5, 1.0], billing, 1)
+  bundle = policies.Values(heads, [0.5, 1.0], run.training().billing)
+  policy = ConditionedPolicy(spec, trunk, view, bundle, 1)
   with pytest.raises(
     ValueError,
     match=" NaN in hidden states of the budget-conditioned router, expected finite",
@@ -255,9 +232,8 @@ def test_policy_and_fit_see_equal_states_and_facts(run, monkeypatch, optimism, w
   }
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
-  data = values.read_states(run.training(), episodes, heads.scale.calls)
+  data = values.read_states(run.training(), episodes)
   decisions = iter(estimate.call_args_list)
-  assert data.calls_NxC.shape == (len(data.progress_NxP), 2 * head.CALL_FACTS)
   left_N = 3 - data.progress_NxP[:, 1]
   for n in np.flatnonzero(left_N):  # without a call left, there is no choice
     _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
@@ -266,7 +242,6 @@ def test_policy_and_fit_see_equal_states_and_facts(run, monkeypatch, optimism, w
       left_N[n] if is_conditioned else np.inf,
       weight or 0.5,
       data.progress_NxP[n],
-      data.calls_NxC[n],
     )
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
     assert added == (optimism or 0)
@@ -286,7 +261,7 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
   ]
   assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (
     2,
-    16 + head.FACTS + 2 * head.CALL_FACTS,
+    16 + head.FACTS,
     64,
   )
   values.fit_values(run.training())

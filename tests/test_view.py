@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baar_jax.config import ModelsConfig
 from baar_jax.episode import Call, Episode, Step, Task, Usage
-from baar_jax.llms.prices import open_billing
 from baar_jax.rollout.specs import Cap, Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
@@ -99,22 +97,6 @@ def test_show_budget_false_hides_the_budget(views, kind):
   assert view.episode_windows(TASK, capped) == view.episode_windows(
     TASK, episode_of([1, 0])
   )
-
-
-def test_show_cache_states_the_warm_tokens(router_config, tokenizer_dir, decode):
-  """SMALL has read 2,000 tokens, which are 1,920 in steps of 128; its reply has 80, and the next
-  observation 10."""
-  config = dataclasses.replace(router_config, show_cache=True, max_tokens=900)
-  view = View(config, tokenizer_dir, billing=open_billing(ModelsConfig()))
-  episode = episode_of([0, 1])
-  episode.steps[0].calls = [Call(0, Usage(2000, 0, 80), 0.01)]
-  episode.steps[1].observation = "x" * 40
-  (window,) = view.episode_windows(TASK, episode)
-  text = decode(window.tokens)
-  assert "step 1 0/0 of 0 tokens warm, model:" in text
-  assert "step 2 1920/0 of 2090 tokens warm, model:" in text
-  live = live_window(view, episode, 1)
-  assert live.tokens == window.tokens
 
 
 def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):

@@ -6,7 +6,7 @@ Axes: A models.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -188,6 +188,8 @@ CACHE_RULES = {
   r"mi[sn]istral|magistral|devstral|codestral": CacheRule(64, 64, 300.0),
   r"": CacheRule(1024, 128, 300.0),
 }
+# The least number of US dollars to divide by, because models may be free of charge.
+TINY_USD = 1e-9
 # Generated tokens per second of SMALL and of LARGE (paper, "Latency Analysis").
 SMALL_RATE = 90.0
 LARGE_RATE = 80.0
@@ -244,14 +246,12 @@ class Outlook(NamedTuple):
 
   Attributes:
     warm_tokens: tokens of its prompt that the model's prompt cache holds.
-    cold_tokens: the other tokens of its prompt.
     usd: expected dollars of the call.
     repeat_usd: expected dollars of another call of the model right after it.
     worst_usd: dollars of the call if nothing is cached.
   """
 
   warm_tokens: int
-  cold_tokens: int
   usd: float
   repeat_usd: float
   worst_usd: float
@@ -304,35 +304,32 @@ class Billing:
     rate = SMALL_RATE if call.model == SMALL else LARGE_RATE
     return call.latency_s or call.usage.completion_tokens / rate
 
-  def list_outlooks(
-    self, steps: Sequence[Step], opening_tokens: int, reply_tokens: int
-  ) -> Iterator[list[Outlook]]:
-    """Forecast each model's next call before each decision of an episode.
+  def forecast_calls(
+    self, steps: Sequence[Step], opening_tokens: float, reply_tokens: float
+  ) -> list[Outlook]:
+    """Forecast each model's next call in an episode.
 
     The forecast reads the usage of earlier calls and the last observation. It needs no
-    clock and no prompt, so it is the same for live and for stored episodes. Steps of
-    served sessions tell their time; for other steps time is simulated.
+    clock and no prompt. Steps of served sessions tell their time; for other steps time
+    is simulated.
 
     Args:
       steps: the steps; of the last one only observation and time are read.
       opening_tokens: tokens of an episode's first prompt.
       reply_tokens: expected tokens of a reply.
-
-    Yields:
-      For each step, the outlook of each model, a list of length A.
     """
     reads_A = [[] for _ in self.prices]
-    prompt_tokens = opening_tokens
+    prompt_tokens = round(float(opening_tokens))
+    reply_tokens = round(float(reply_tokens))
     now_s = 0.0
     for number, step in enumerate(steps):
-      if step.started_s is not None:
-        now_s = step.started_s
       if number:
         prompt_tokens += count_tokens(step.observation)
-      yield [
-        self._forecast(model, reads, prompt_tokens, reply_tokens, now_s)
-        for model, reads in enumerate(reads_A)
-      ]
+        now_s += self.step_s
+      if step.started_s is not None:
+        now_s = step.started_s
+      if number == len(steps) - 1:
+        break
       prompt_tokens += count_tokens(step.action)
       for call in step.calls:
         # A reply without usage has no tokens.
@@ -341,29 +338,19 @@ class Billing:
           reads_A[call.model] = [Read(call.usage.prompt_tokens, now_s)]
           now_s += self.wait_s(call)
           if call.kind == "act":
-            prompt_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
-      now_s += self.step_s
-
-  def _forecast(
-    self,
-    model: int,
-    reads: Sequence[Read],
-    prompt_tokens: int,
-    reply_tokens: int,
-    now_s: float,
-  ) -> Outlook:
-    """Forecast a call of a model; see `bill` for the arguments."""
-    call = self.bill(model, reads, prompt_tokens, reply_tokens, now_s)
-    again = [Read(prompt_tokens, now_s)]
-    repeat = self.bill(model, again, prompt_tokens, reply_tokens, now_s)
-    warm_tokens = call.usage.cached_tokens
-    return Outlook(
-      warm_tokens,
-      prompt_tokens - warm_tokens,
-      call.cost_usd,
-      repeat.cost_usd,
-      self.prices[model].worst_case_usd(prompt_tokens, reply_tokens),
-    )
+            # A Python program reports no replies, but the next prompt has the action.
+            replied = call.usage.completion_tokens or count_tokens(step.action)
+            prompt_tokens = call.usage.prompt_tokens + replied
+    outlooks = []
+    for model, reads in enumerate(reads_A):
+      call = self.bill(model, reads, prompt_tokens, reply_tokens, now_s)
+      newest = [Read(prompt_tokens, now_s)]
+      repeat = self.bill(model, newest, prompt_tokens, reply_tokens, now_s)
+      worst_usd = self.prices[model].worst_case_usd(prompt_tokens, reply_tokens)
+      outlooks.append(
+        Outlook(call.usage.cached_tokens, call.cost_usd, repeat.cost_usd, worst_usd)
+      )
+    return outlooks
 
 
 def open_billing(

@@ -67,6 +67,7 @@ class ScriptedPair:
       ValueError: a model has no list price.
     """
     self.names = config.names
+    self._config = config
     self._env = env
     self._billing = open_billing(config, env.cache_rule, env.step_s)
     self.prices = self._billing.prices
@@ -76,11 +77,10 @@ class ScriptedPair:
     self, env: Env, task: Task, seed: int, reserve: Reserve
   ) -> list["ScriptedAgent"]:
     """Start one scripted agent for each model in an episode."""
+    account = Account(self._billing, reserve)
     spoiled = {}
-    clock = Clock(self._billing.step_s)
     agents = []
     for model in range(len(self.names)):
-      account = Account(model, self._billing, clock, reserve)
       agents.append(
         ScriptedAgent(model, account, self._errors, env, task, seed, spoiled)
       )
@@ -91,14 +91,16 @@ class ScriptedPair:
   ) -> Callable[[Task, int, Reserve], "ScriptedJudge"]:
     """Prepare a scripted judge: a rule at the price of the model in `config`.
 
-    The judge stands in for the strong model that a zero-shot router asks.
+    The judge stands in for the strong model that a zero-shot router asks. It has a
+    prompt cache only if the models to choose from have one.
     """
+    config = dataclasses.replace(config, prompt_cache=self._config.prompt_cache)
     billing = open_billing(config, self._env.cache_rule, self._env.step_s)
     models = len(self.names)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
       """Start the judge in an episode."""
-      return ScriptedJudge(Account(0, billing, Clock(billing.step_s), reserve), models)
+      return ScriptedJudge(Account(billing, reserve), models)
 
     return start
 
@@ -107,23 +109,6 @@ class ScriptedPair:
 
   def close(self) -> None:
     """Close connections and files. Scripted models have none."""
-
-
-@dataclasses.dataclass
-class Clock:
-  """Simulate the time of an episode: the steps, and the replies of its models.
-
-  Attributes:
-    step_s: seconds that a step of the environment takes.
-    replies_s: seconds of all replies so far.
-  """
-
-  step_s: float
-  replies_s: float = 0.0
-
-  def at_s(self, step: int) -> float:
-    """Return the time of the next call at a step, in seconds."""
-    return self.replies_s + step * self.step_s
 
 
 class Prompt(NamedTuple):
@@ -135,52 +120,56 @@ class Prompt(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Account:
-  """Bill one model's calls in one episode, with estimated tokens.
+  """Bill the calls of one episode, with estimated tokens and simulated time.
 
   Attributes:
-    model: index of the model in `billing`.
     billing: the prices and prompt caches of the models.
-    clock: the time of the episode, which the models share.
     reserve: reserves the calls in the budgets.
-    prompts: the prompts that the model has read.
+    prompts: the prompts that each model has read, by the model's index in `billing`.
+    replies_s: seconds of all replies so far.
   """
 
-  model: int
   billing: Billing
-  clock: Clock
   reserve: Reserve
-  prompts: list[Prompt] = dataclasses.field(default_factory=list)
+  prompts: dict[int, list[Prompt]] = dataclasses.field(default_factory=dict)
+  replies_s: float = 0.0
 
-  def bill(self, messages: Messages, text: str, step: int) -> Call:
+  def bill(self, model: int, messages: Messages, text: str, step: int) -> Call:
     """Bill a call that is not made yet.
 
     Args:
+      model: index of the model in `billing`.
       messages: the prompt.
       text: the reply.
       step: index of the episode's step.
     """
     tokens = [count_tokens(message["content"]) for message in messages]
     reads = []
-    for prompt in self.prompts:
+    for prompt in self.prompts.get(model, ()):
       shared = _count_shared_tokens(prompt.messages, messages, tokens)
       reads.append(Read(shared, prompt.at_s))
-    now_s = self.clock.at_s(step)
-    return self.billing.bill(self.model, reads, sum(tokens), count_tokens(text), now_s)
+    now_s = self._now_s(step)
+    return self.billing.bill(model, reads, sum(tokens), count_tokens(text), now_s)
 
   def bound_usd(self, call: Call) -> float:
     """Compute the worst case of a call in dollars, for which nothing is cached."""
     usage = call.usage
-    price = self.billing.prices[self.model]
+    price = self.billing.prices[call.model]
     return price.worst_case_usd(usage.prompt_tokens, usage.completion_tokens)
 
-  def pay(self, messages: Messages, text: str, step: int) -> Call:
+  def pay(self, model: int, messages: Messages, text: str, step: int) -> Call:
     """Make a call: pay for it, and keep its prompt in the cache."""
-    call = self.bill(messages, text, step)
+    call = self.bill(model, messages, text, step)
     with self.reserve(self.bound_usd(call)) as cost:
       cost.usd = call.cost_usd
-    self.prompts.append(Prompt(tuple(messages), self.clock.at_s(step)))
-    self.clock.replies_s += self.billing.wait_s(call)
+    prompt = Prompt(tuple(messages), self._now_s(step))
+    self.prompts.setdefault(model, []).append(prompt)
+    self.replies_s += self.billing.wait_s(call)
     return call
+
+  def _now_s(self, step: int) -> float:
+    """Return the time of the next call at a step, in seconds."""
+    return self.replies_s + step * self.billing.step_s
 
 
 def _count_shared_tokens(
@@ -244,18 +233,19 @@ class ScriptedAgent(Agent):
     if not lapse.spoils:
       loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
     known_share = 1 - self._errors.unknown_share(self._model, self._task.id)
-    usd = self._account.bill(messages, "", step).cost_usd
+    usd = self._account.bill(self._model, messages, "", step).cost_usd
     return Prospect(lapse.rate * loss, known_share, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""
     text, _ = self._compose(step)
-    return self._account.bound_usd(self._account.bill(messages, text, step))
+    call = self._account.bill(self._model, messages, text, step)
+    return self._account.bound_usd(call)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Reply at a step, and record which position of the expert's plan it spoils."""
     text, spoiled_position = self._compose(step)
-    reply = Reply(text, self._account.pay(messages, text, step))
+    reply = Reply(text, self._account.pay(self._model, messages, text, step))
     # A rejected proposal of a cascade spoils nothing, because the reply of the model
     # that acts overwrites the proposal's entry.
     self._spoiled[step] = spoiled_position
@@ -309,5 +299,5 @@ class ScriptedJudge(Agent):
     if not rounds or rounds[-1] in rounds[:-1] or ERROR_WORDS.search(rounds[-1][1]):
       rank = -1
     answer = decision_words(self.models)[rank]
-    call = self.account.pay(messages, answer, step)
+    call = self.account.pay(0, messages, answer, step)
     return Reply(answer, dataclasses.replace(call, model=self.models))

@@ -248,6 +248,18 @@ class Live:
     )
 
   @property
+  def history(self) -> list[Step]:
+    """Return the steps so far, and the step that waits for its decision.
+
+    The last step has no action. In a cascade its model is the one that has proposed an
+    action, otherwise SMALL.
+    """
+    pending = Step(self.observation, self.proposer, "")
+    pending.proposal = self.proposal
+    pending.started_s = self.started_s
+    return [*self.steps, pending]
+
+  @property
   def key(self) -> tuple[str, int]:
     """Return (task id, seed), which no other live episode has."""
     return self.job.key

@@ -5,11 +5,9 @@ trunk does not read the budget, so one forward pass of an episode serves every b
 (our choice, see docs/evaluation.md).
 
 Axes: E heads, N decisions, F facts of `describe`, I inputs of a layer (D + F in the
-first layer), P counts of `count_progress`, C facts of `describe_calls`, W width of a
-layer, A models.
+first layer), P counts of `count_progress`, W width of a layer.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,17 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.config import Config
 from baar_jax.episode import Step
-from baar_jax.llms.prices import Billing, Outlook
+from baar_jax.llms.prices import TINY_USD, Outlook
 from baar_jax.rollout.specs import Cap
 
 # The heads treat this number of remaining LARGE calls, or a larger one, as no cap.
 MAX_CALLS = 20
-FACTS = 12  # number of facts about a decision that do not depend on prompt caches
-CALL_FACTS = 4  # number of facts of `describe_calls` for each model
-# The least number of US dollars to divide by, because models may be free of charge.
-TINY_USD = 1e-9
+FACTS = 12  # number of facts about a decision that `describe` computes
 # The advantage network's output is multiplied by this constant, because advantages are
 # smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
@@ -38,32 +32,22 @@ ADVANTAGE_UNIT = 0.3
 Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
-class CallMeans(NamedTuple):
-  """Means over the calls of the training episodes.
-
-  Attributes:
-    large_usd: dollars of a LARGE call, the unit of a call's expected dollars.
-    opening_tokens: tokens of an episode's first prompt.
-    reply_tokens: tokens of a reply.
-  """
-
-  large_usd: np.ndarray
-  opening_tokens: np.ndarray
-  reply_tokens: np.ndarray
-
-
 class Scale(NamedTuple):
-  """Statistics of the training decisions that normalise the value heads' inputs.
+  """Statistics of the training episodes that normalise the value heads' inputs.
 
   Attributes:
     mean_D: Mean of the hidden states.
     spread_D: Standard deviation of the hidden states, per coordinate.
-    calls: Means over the training episodes' calls.
+    unit_usd: US dollars of one normalised dollar.
+    opening_tokens: Mean tokens of an episode's first prompt.
+    reply_tokens: Mean tokens of a reply.
   """
 
   mean_D: np.ndarray
   spread_D: np.ndarray
-  calls: CallMeans
+  unit_usd: np.ndarray
+  opening_tokens: np.ndarray
+  reply_tokens: np.ndarray
 
 
 class Heads(NamedTuple):
@@ -81,20 +65,8 @@ class Heads(NamedTuple):
   scale: Scale
 
 
-def count_facts(config: Config) -> int:
-  """Count the facts F that the value heads of a run read."""
-  if not config.models.prompt_cache or not config.value.cache_facts:
-    return FACTS
-  return FACTS + CALL_FACTS * len(config.models.names)
-
-
 def draw_heads(
-  key: jax.Array,
-  count: int,
-  widths: tuple[int, int],
-  models: int,
-  scale: Scale,
-  facts: int = FACTS,
+  key: jax.Array, count: int, widths: tuple[int, int], models: int, scale: Scale
 ) -> Heads:
   """Draw the random initial parameters of an ensemble of value heads.
 
@@ -106,9 +78,8 @@ def draw_heads(
     widths: widths of the value network and of the advantage network.
     models: number of models, A.
     scale: statistics that normalise the inputs.
-    facts: number of facts, F.
   """
-  inputs = len(scale.mean_D) + facts
+  inputs = len(scale.mean_D) + FACTS
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
     """Draw the layers of one network of one head: two of `width`, then the output.
@@ -155,47 +126,8 @@ def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int,
     large_calls += step.large_calls
 
 
-def list_outlooks(
-  billing: Billing, means: CallMeans, steps: Sequence[Step]
-) -> Iterator[list[Outlook]]:
-  """Forecast each model's next call before each decision; see `Billing`."""
-  opening_tokens = round(float(means.opening_tokens))
-  return billing.list_outlooks(steps, opening_tokens, round(float(means.reply_tokens)))
-
-
-def describe_calls(
-  billing: Billing, means: CallMeans, steps: Sequence[Step]
-) -> Iterator[np.ndarray]:
-  """Compute the facts about prompt caches before each decision of an episode.
-
-  Args:
-    billing: the prices and prompt caches of the models.
-    means: the unit of dollars, and the expected tokens.
-    steps: the episode's steps; of the last one only the observation is read.
-
-  Yields:
-    float32 [C] for each step, C = `CALL_FACTS` * A. For each model: its warm tokens,
-    the cold tokens and the expected dollars of its next call, and whether it acted at
-    the step before, all scaled to about [0, 1] (our choice).
-  """
-  last_model = None
-  for step, outlooks in zip(steps, list_outlooks(billing, means, steps)):
-    facts = []
-    for model, outlook in enumerate(outlooks):
-      # log(1 + 20,000 tokens) is about 10.
-      facts.append(math.log1p(outlook.warm_tokens) / 10)
-      facts.append(math.log1p(outlook.cold_tokens) / 10)
-      facts.append(outlook.usd / float(means.large_usd))
-      facts.append(float(model == last_model))
-    yield np.array(facts, np.float32)
-    last_model = step.model
-
-
 def describe(
-  calls_left: jax.Array,
-  cost_weight: jax.Array,
-  progress: jax.Array,
-  calls: jax.Array,
+  calls_left: jax.Array, cost_weight: jax.Array, progress: jax.Array
 ) -> jax.Array:
   """Compute the facts that the value heads read beside the hidden states.
 
@@ -207,10 +139,9 @@ def describe(
     cost_weight: units of score that one normalised dollar costs. A normalised dollar is
       the mean over training tasks of always-LARGE's median cost.
     progress: [..., P], the counts of `count_progress`.
-    calls: [..., C], the facts of `describe_calls`; C = 0 leaves them out.
 
   Returns:
-    float32 [..., F], F = FACTS + C, scaled to about [0, 1] (our choice).
+    float32 [..., F], F = FACTS, scaled to about [0, 1] (our choice).
   """
   xp = jnp if isinstance(calls_left, jax.Array) else np
   step, large_calls, max_steps, stale, stale_calls, repeats = xp.moveaxis(
@@ -235,9 +166,7 @@ def describe(
     xp.log1p(stale_calls) / 2,
     repeats / max_steps,
   )
-  stacked = xp.stack(facts, axis=-1)
-  calls = xp.broadcast_to(calls, (*stacked.shape[:-1], calls.shape[-1]))
-  return xp.concatenate([stacked, calls], axis=-1).astype(np.float32)
+  return xp.stack(facts, axis=-1).astype(np.float32)
 
 
 def estimate_one(

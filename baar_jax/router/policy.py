@@ -4,12 +4,11 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jax.sharding import Mesh
 
-from baar_jax.episode import SMALL, Step
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
@@ -19,9 +18,7 @@ from baar_jax.router.head import (
   count_calls_left,
   count_progress,
   describe,
-  describe_calls,
   estimate,
-  list_outlooks,
 )
 from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
 from baar_jax.router.reader import Reader
@@ -192,9 +189,42 @@ class RouterPolicy(Policy):
     return softmax(logits_RxA, self.spec.key)
 
 
-def pick_best(advantage_A: np.ndarray, live: Live) -> int:
+class Situation(NamedTuple):
+  """A decision to make, as the value heads and the rule that picks a model read it.
+
+  Attributes:
+    facts_F: the result of `describe`.
+    switch_A: the value of the dollars by which each model's next call exceeds a call
+      with a warm prompt. With the cost weight w, a normalised dollar is worth
+      w / (1 + w), so the unit is that of the advantages.
+    models: the models that have acted, in order.
+  """
+
+  facts_F: np.ndarray
+  switch_A: np.ndarray
+  models: list[int]
+
+
+def pick_best(advantage_A: np.ndarray, situation: Situation) -> int:
   """Pick the model with the largest Q value."""
   return int(advantage_A.argmax())
+
+
+class Values(NamedTuple):
+  """Bundle the value heads with all that a decision by them needs.
+
+  Attributes:
+    heads: the trained value heads.
+    cost_weights: the cost weights that an episode may name.
+    billing: the prices and prompt caches of the models.
+    pick: a function of the models' advantages and the situation; returns the index of
+      the model to act.
+  """
+
+  heads: Heads
+  cost_weights: Sequence[float]
+  billing: Billing
+  pick: Callable[[np.ndarray, Situation], int] = pick_best
 
 
 class ConditionedPolicy(RouterPolicy):
@@ -216,12 +246,9 @@ class ConditionedPolicy(RouterPolicy):
     spec: PolicySpec,
     model: Qwen2,
     view: View,
-    heads: Heads,
-    cost_weights: Sequence[float],
-    billing: Billing,
+    values: Values,
     rows: int,
     mesh: Mesh | None = None,
-    pick: Callable[[np.ndarray, Live], int] = pick_best,
   ):
     """Copy the model to this process's first device, and keep the value heads.
 
@@ -230,54 +257,49 @@ class ConditionedPolicy(RouterPolicy):
         until the cap is spent.
       model: the trunk; the heads read its hidden states.
       view: writes the text that the trunk reads.
-      heads: the trained value heads.
-      cost_weights: the cost weights that an episode may name.
-      billing: the prices and prompt caches of the models.
+      values: the value heads, and how they decide.
       rows: the largest number of episodes that are live at once.
       mesh: the mesh that holds the model's parameters; None is one device.
-      pick: a function of the models' advantages and an episode; returns the index of
-        the model to act.
     """
     super().__init__(spec, model, view, Threshold(), rows, mesh)
-    self._pick = pick
-    self._heads = heads
-    self._billing = billing
-    # The first layer's inputs are the hidden state and the facts.
-    self._facts = heads.value[0][0].shape[1] - len(heads.scale.mean_D)
-    self.cost_weights = cost_weights
+    self._values = values
+    self.cost_weights = values.cost_weights
 
   def compile(self) -> None:
     """Compile the trunk for all batch shapes, and the value heads."""
     super().compile()
-    hidden = np.zeros((1, len(self._heads.scale.mean_D)))
-    self._compare(hidden, np.zeros((1, self._facts)))
+    hidden = np.zeros((1, len(self._values.heads.scale.mean_D)))
+    self._compare(hidden, np.zeros((1, FACTS)))
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA: 1 for the model that `pick` chooses, 0 for the others."""
+    """Compute p_RxA: 1 for the model that `Values.pick` names, 0 for the others."""
     check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
-    facts_R = [self._describe(live) for live in ready]
-    advantage_RxA = self._compare(hidden_RxD, np.stack(facts_R))
-    model_R = list(map(self._pick, advantage_RxA, ready))
+    situations_R = [self._describe(live) for live in ready]
+    facts_RxF = np.stack([situation.facts_F for situation in situations_R])
+    advantage_RxA = self._compare(hidden_RxD, facts_RxF)
+    model_R = list(map(self._values.pick, advantage_RxA, situations_R))
     return np.eye(advantage_RxA.shape[1])[model_R]
 
-  def _describe(self, live: Live) -> np.ndarray:
-    """Compute the facts facts_F of an episode's next decision."""
-    means = self._heads.scale.calls
-    pending = Step(live.observation, SMALL, "", started_s=live.started_s)
-    steps = [*live.steps, pending]
+  def _describe(self, live: Live) -> Situation:
+    """Compute what the heads and the rule read of an episode's next decision."""
+    values = self._values
+    scale = values.heads.scale
+    steps = live.history
+    outlooks = values.billing.forecast_calls(
+      steps, scale.opening_tokens, scale.reply_tokens
+    )
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
-    *_, outlooks = list_outlooks(self._billing, means, steps)
-    calls_left = count_calls_left(left, outlooks[-1])
     weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
     weight = next(weight for weight in weights if weight is not None)
     *_, progress_P = count_progress(live.task.max_steps, steps)
-    *_, calls_C = describe_calls(self._billing, means, steps)
-    return describe(
-      np.float64(calls_left),
+    facts_F = describe(
+      np.float64(count_calls_left(left, outlooks[-1])),
       np.float64(weight),
       np.array(progress_P, np.float64),
-      calls_C[: self._facts - FACTS],
     )
+    usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
+    switch_A = weight / (1 + weight) * usd_A / float(scale.unit_usd)
+    return Situation(facts_F, switch_A, [step.model for step in live.steps])
 
   def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
     """Compute advantage_RxA of the models with the value heads.
@@ -289,5 +311,5 @@ class ConditionedPolicy(RouterPolicy):
     hidden = np.pad(hidden_RxD, padding)
     facts = np.pad(facts_RxF, padding)
     optimism = self.spec.optimism or 0.0
-    _, advantage = estimate(self._heads, hidden, facts, optimism)
+    _, advantage = estimate(self._values.heads, hidden, facts, optimism)
     return np.asarray(advantage)[: len(hidden_RxD)]

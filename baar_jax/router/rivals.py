@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Reply, Step, Task
+from baar_jax.episode import SMALL, Reply, Task
 from baar_jax.llms.agent import Agent, parse_action
-from baar_jax.llms.prices import Billing, Reserve
+from baar_jax.llms.prices import Reserve
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.router.head import CallMeans, list_outlooks
-from baar_jax.router.policy import RouterPolicy, pick_best
+from baar_jax.router.policy import RouterPolicy, Situation, pick_best
 from baar_jax.router.view import View
 
 
@@ -168,47 +167,26 @@ class ZeroShotPolicy(Policy):
     return words.index(named.pop()) if len(named) == 1 else SMALL
 
 
-def escalate_once(advantage_A: np.ndarray, live: Live) -> int:
+def escalate_once(advantage_A: np.ndarray, situation: Situation) -> int:
   """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
 
   With two models SMALL acts until the value heads choose LARGE once, and then LARGE
   acts to the end (arXiv 2607.00053).
   """
-  costliest = max((step.model for step in live.steps), default=SMALL)
-  return max(costliest, pick_best(advantage_A, live))
+  return max([pick_best(advantage_A, situation), *situation.models])
 
 
-@dataclasses.dataclass(frozen=True)
-class StayWarm:
+def stay_warm(advantage_A: np.ndarray, situation: Situation) -> int:
   """Stay with the last model unless a switch is worth its dollars (Weave, Plano).
 
-  A model's switch costs the dollars by which its next call exceeds a call with a warm
-  prompt. With the cost weight w, the last model acts unless another model has
-
-      Q value - w / (1 + w) * normalised dollars of its switch > Q value of the last
-
-  Here Q values are those of the cost weight w, so both sides have one unit. At the
-  first step the model with the largest Q value acts.
-
-  Attributes:
-    billing: the prices and prompt caches of the models.
-    means: the means of the training episodes' calls.
-    usd_weight: w / (1 + w) per dollar, i.e. divided by the dollars of one normalised
-      dollar.
+  The last model acts unless another model's Q value is larger even without the value
+  of the dollars of the switch. At the first step the model with the largest Q value
+  acts.
   """
-
-  billing: Billing
-  means: CallMeans
-  usd_weight: float
-
-  def pick(self, advantage_A: np.ndarray, live: Live) -> int:
-    """Pick the model of an episode's next step from the models' advantages."""
-    if not live.steps:
-      return pick_best(advantage_A, live)
-    last_model = live.steps[-1].model
-    steps = [*live.steps, Step(live.observation, SMALL, "")]
-    *_, outlooks = list_outlooks(self.billing, self.means, steps)
-    switch_usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
-    value_A = advantage_A - self.usd_weight * switch_usd_A
-    best = pick_best(value_A, live)
-    return best if value_A[best] > advantage_A[last_model] else last_model
+  if not situation.models:
+    return pick_best(advantage_A, situation)
+  last_model = situation.models[-1]
+  value_A = advantage_A - situation.switch_A
+  value_A[last_model] = advantage_A[last_model]
+  best = pick_best(value_A, situation)
+  return best if value_A[best] > value_A[last_model] else last_model

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
-from baar_jax.llms.prices import Billing, Outlook
 from baar_jax.rollout.specs import Cap, Live
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer
 
@@ -75,7 +74,6 @@ class View:
   Attributes:
     config: The router's settings.
     proposals: Whether the text shows the proposals of a cascade.
-    billing: The models' prompt caches, for --config.router.show_cache; None hides them.
     words: The word for each model in texts, cheapest first.
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
@@ -91,7 +89,6 @@ class View:
     directory: Path,
     proposals: bool = False,
     models: int = 2,
-    billing: Billing | None = None,
   ) -> None:
     """Read the tokenizer and check its tokens.
 
@@ -100,7 +97,6 @@ class View:
       directory: directory of a `tokenizer.json`.
       proposals: whether the text shows the proposals of a cascade.
       models: number of models.
-      billing: the models' prompt caches, which --config.router.show_cache shows.
 
     Raises:
       ValueError: the tokenizer cannot be read, lacks a decision token, or has more
@@ -108,7 +104,6 @@ class View:
     """
     self.config = config
     self.proposals = proposals
-    self.billing = billing if config.show_cache else None
     self.words = decision_words(models)
     self.tokenizer = read_tokenizer(directory)
     tokens = decision_tokens(models)
@@ -144,10 +139,7 @@ class View:
     Returns:
       A window. At its last position the router predicts this decision.
     """
-    # The decision to come is written as a last step without an action. Its model is in
-    # the text only in a cascade, as the model that has proposed an action.
-    step = Step(live.observation, live.proposer, "", proposal=live.proposal)
-    steps = [*live.steps, step]
+    steps = live.history
     caps = live.remaining_caps or list_remaining_caps(live.cap, steps)
     return self._write(live.task, steps, caps)[-1]
 
@@ -165,10 +157,7 @@ class View:
       remaining_caps = [Cap()] * len(steps)
     if self.config.view == "paper":
       return write_prompts(self, task, steps, remaining_caps)
-    caches = [""] * len(steps)
-    if self.billing:
-      caches = [*map(_write_caches, self.billing.list_outlooks(steps, 0, 0))]
-    return write_transcript(self, task, steps, remaining_caps, caches)
+    return write_transcript(self, task, steps, remaining_caps)
 
   def encode_rule(self, text: str) -> tuple[int, ...]:
     """Encode one of this file's texts, after `name_models` has put in the words."""
@@ -225,18 +214,8 @@ def list_remaining_caps(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
   return [cap.after(steps[:s]) for s in range(len(steps))]
 
 
-def _write_caches(outlooks: Sequence[Outlook]) -> str:
-  """Write the tokens of the next prompt that each model's prompt cache holds."""
-  warm = "/".join(str(outlook.warm_tokens) for outlook in outlooks)
-  return f" {warm} of {outlooks[0].warm_tokens + outlooks[0].cold_tokens} tokens warm,"
-
-
 def write_transcript(
-  view: View,
-  task: Task,
-  steps: Sequence[Step],
-  remaining_caps: Sequence[Cap],
-  caches: Sequence[str],
+  view: View, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap]
 ) -> list[Window]:
   """Write an episode as one text that grows by whole steps.
 
@@ -249,7 +228,6 @@ def write_transcript(
     task: the task of the episode.
     steps: the steps. The last step is written only up to its decision.
     remaining_caps: the cap that remains before each step.
-    caches: the text about prompt caches before each step.
 
   Returns:
     Windows with one or more decisions each.
@@ -261,8 +239,7 @@ def write_transcript(
   blocks = []
   answer = ()
   for s, step in enumerate(steps):
-    budget = _write_budget(task, remaining_caps[s]) + caches[s]
-    question = _write_question(view, step, s, budget)
+    question = _write_question(view, task, step, s, remaining_caps[s])
     window = windows[-1]
     if len(window.tokens) + len(answer) + len(question) <= config.max_tokens:
       window.tokens.extend(answer + question)
@@ -285,16 +262,11 @@ def write_transcript(
   return windows
 
 
-def _write_question(view: View, step: Step, s: int, budget: str) -> tuple[int, ...]:
-  """Write the transcript's line of step s up to its decision, as tokens.
-
-  Args:
-    view: the tokenizer and the words for the models.
-    step: the step.
-    s: the index of the step.
-    budget: the text about the remaining cap and the prompt caches.
-  """
-  line = STEP.format(number=s + 1, budget=budget)
+def _write_question(
+  view: View, task: Task, step: Step, s: int, remaining_cap: Cap
+) -> tuple[int, ...]:
+  """Write the transcript's line of step s up to its decision, as tokens."""
+  line = STEP.format(number=s + 1, budget=_write_budget(task, remaining_cap))
   proposal = view.encode_proposal(step)
   if proposal:
     return view.encode(line) + proposal + view.encode(MODEL)

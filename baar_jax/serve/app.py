@@ -229,10 +229,9 @@ class App(Starlette):
     left = routed.session.remaining_caps
     expected_usd = {}
     warm_tokens = {}
-    forecasts = exchange.budgets.forecast(routed.call)
-    for name, expected in zip(exchange.names, forecasts):
-      expected_usd[name] = expected.cost_usd
-      warm_tokens[name] = expected.usage.cached_tokens
+    for name, outlook in zip(exchange.names, exchange.forecast(routed.call)):
+      expected_usd[name] = outlook.usd
+      warm_tokens[name] = outlook.warm_tokens
     fields = dict(
       decision_id=number,
       session_id=routed.session.id,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
-from baar_jax.llms.prices import open_billing
+from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.wire import PRESUMED
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
@@ -20,6 +20,7 @@ from baar_jax.serve.request import (
   Conversation,
   Refusal,
   SessionScore,
+  bound_tokens,
   read_messages,
 )
 from baar_jax.serve.routed import Budgets, ClientCall, RoutedCall, Upstream
@@ -78,8 +79,8 @@ class Exchange:
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
-    billing = open_billing(config.models)
-    self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
+    self._billing = open_billing(config.models)
+    self.budgets = Budgets(config.serve, sessions, self.upstreams)
     # Decisions whose calls the clients make themselves, until the client reports the
     # usage of the call. The key is the `decision_id`.
     self._reported: dict[int, RoutedCall] = {}
@@ -268,6 +269,17 @@ class Exchange:
       ],
       started_s=call.session_s,
     )
+
+  def forecast(self, call: ClientCall) -> list[Outlook]:
+    """Forecast a call at each model: its warm tokens and its dollars.
+
+    The reply is expected to be as long as the session's mean reply.
+    """
+    live = self._make_live(call)
+    tokens = [step.calls[-1].usage.completion_tokens for step in call.session.steps]
+    reply_tokens = sum(tokens) / max(1, len(tokens))
+    opening_tokens = bound_tokens(call.body["messages"]) // CHARS_PER_TOKEN
+    return self._billing.forecast_calls(live.history, opening_tokens, reply_tokens)
 
   async def forward(self, routed: RoutedCall) -> dict | Stream:
     """Call the chosen model.

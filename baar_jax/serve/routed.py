@@ -13,7 +13,6 @@ from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, Stream
-from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.wire import PRESUMED, REPLY, UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import (
   DIGESTED_FIELDS,
@@ -26,9 +25,6 @@ from baar_jax.serve.request import (
   find_lowest,
 )
 from baar_jax.serve.sessions import Attempt, Session, Sessions
-
-# Number of bytes of a prompt token that expected costs assume (our choice).
-BYTES_PER_TOKEN = 4
 
 
 class Bill(NamedTuple):
@@ -168,7 +164,6 @@ class Budgets:
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
-  billing: Billing
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models whose call fits all budgets.
@@ -214,31 +209,6 @@ class Budgets:
       cap_usd=session.usd_limit,
       needed_usd=needed_usd,
     )
-
-  def forecast(self, call: ClientCall) -> list[Call]:
-    """Forecast a call at each model: its tokens, cached ones included, and its dollars.
-
-    The reply is expected to be as long as the session's mean reply. Each model's prompt
-    cache follows the rule of the model's family.
-    """
-    session = call.session
-    tokens = [step.calls[-1].usage.completion_tokens for step in session.steps]
-    reply_tokens = round(sum(tokens) / max(1, len(tokens)))
-    forecasts = []
-    for model in range(len(self.upstreams)):
-      cache = session.caches.get(model)
-      reads = []
-      prompt_tokens = message_count = 0
-      if cache and cache.is_prefix_of(call.body):
-        reads.append(Read(cache.tokens, cache.at_s))
-        prompt_tokens = cache.tokens
-        message_count = cache.messages
-      new_messages = call.body["messages"][message_count:]
-      prompt_tokens += bound_tokens(new_messages) // BYTES_PER_TOKEN
-      forecasts.append(
-        self.billing.bill(model, reads, prompt_tokens, reply_tokens, time.time())
-      )
-    return forecasts
 
 
 @dataclasses.dataclass(eq=False)

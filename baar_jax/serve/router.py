@@ -110,7 +110,7 @@ class Router:
         (decision,) = self._decider.choose([live])
       # The caller is assumed to call the chosen model now; the prompt is an estimate.
       # The action of this step is filled in from the messages of the next call.
-      prompt_tokens = bound_tokens([*messages]) // CHARS_PER_TOKEN
+      prompt_tokens = bound_tokens([*messages, tools]) // CHARS_PER_TOKEN
       call = Call(decision.model, Usage(prompt_tokens, 0, 0), 0.0)
       step = Step("", decision.model, "", [call], started_s=live.started_s)
       live.steps.append(step)

@@ -26,7 +26,6 @@ from baar_jax.router.head import (
   count_calls_left,
   describe,
   estimate,
-  list_outlooks,
 )
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
@@ -310,8 +309,11 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   forecasters = []
   for training in run.trainings():
     heads = load_heads(training)
-    states = read_states(training, openings, heads.scale.calls)
-    *_, outlooks = list_outlooks(training.billing, heads.scale.calls, openings[0].steps)
+    states = read_states(training, openings)
+    scale = heads.scale
+    outlooks = training.billing.forecast_calls(
+      openings[0].steps, scale.opening_tokens, scale.reply_tokens
+    )
     forecasters.append(Forecaster(heads, states, outlooks[-1]))
   caps = [Cap(calls=K) for K in config.call_budgets]
   caps += [Cap(usd=usd) for usd in config.usd_budgets]
@@ -348,7 +350,7 @@ def predict_scores(forecasters: Sequence[Forecaster], cap: Cap) -> np.ndarray:
   scores = []
   for heads, states, outlook in forecasters:
     left = count_calls_left(cap, outlook)
-    facts = describe(left, 0.0, states.progress_NxP, states.calls_NxC)
+    facts = describe(left, 0.0, states.progress_NxP)
     value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
     if left < 1:
       advantage_NxA = advantage_NxA[:, [SMALL]]

@@ -1,5 +1,6 @@
 """Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
 
+import dataclasses
 import functools
 import os
 import socket
@@ -95,11 +96,13 @@ def find_router_files(files: RouterFiles) -> RouterFiles:
   router = config.serve.router
   if router:
     source = Path(router)
-    files = RouterFiles(source, read_run(source), files.mesh)
-  count = len(files.config.models.names)
-  if count != len(config.models.names):
-    problem = f"--config.serve.router={router} routes between {count} models"
-    raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
+    trained = read_run(source)
+    count = len(trained.models.names)
+    if count != len(config.models.names):
+      problem = f"--config.serve.router={router} routes between {count} models"
+      raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
+    served = dataclasses.replace(trained, models=config.models, env=config.env)
+    files = RouterFiles(source, served, files.mesh)
   if not files.tokenizer.exists():
     problem = f"{files.directory} has no trained router"
     remedy = "Set --config.serve.router to the directory of a run that has one"

@@ -72,13 +72,11 @@ class RouterFiles:
       proposals: whether the text has the proposals, as the cascade's scorer reads it.
     """
     models = len(self.config.models.names)
-    config = self.config.router
-    return View(config, self.tokenizer, proposals, models, self.billing)
+    return View(self.config.router, self.tokenizer, proposals, models)
 
   def open_trunk_view(self) -> View:
-    """Open the view of the value heads' trunk, without budgets and prompt caches."""
-    hidden = {"show_budget": False, "show_cache": False}
-    router = dataclasses.replace(self.config.router, **hidden)
+    """Open the view of the value heads' trunk, which does not show the budget."""
+    router = dataclasses.replace(self.config.router, show_budget=False)
     config = dataclasses.replace(self.config, router=router)
     return dataclasses.replace(self, config=config).open_view()
 

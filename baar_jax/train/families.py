@@ -31,7 +31,9 @@ from baar_jax.router.policy import (
   RouterPolicy,
   Rule,
   Sample,
+  Situation,
   Threshold,
+  Values,
   pick_best,
 )
 from baar_jax.router.qwen2 import Qwen2, softmax
@@ -46,12 +48,11 @@ from baar_jax.train.checkpoint import (
   load_router,
   open_finished,
 )
-from baar_jax.train.dataset import load_profiles, load_threshold_episodes
+from baar_jax.train.dataset import load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_sft, learn_scorer, learn_winners
 from baar_jax.train.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
 from baar_jax.train.listing import Tasks
-from baar_jax.train.rewards import mean_large_usd
-from baar_jax.train.rollouts import fit_rollouts, train_bopo, train_vanilla
+from baar_jax.train.rollouts import fit_rollouts, train_rollouts
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.values import fit_values, load_heads
 
@@ -143,12 +144,6 @@ class Loader:
       model = load_initial(self.files, self.files.open_trunk_view())
       self._loaded = Loaded(CONDITIONED, None, model)
     return self._loaded.model
-
-  @functools.cached_property
-  def unit_usd(self) -> float:
-    """Compute the US dollars of one normalised dollar from the stored profile."""
-    profiles = load_profiles(self.store, self.files.config, "train")
-    return mean_large_usd(profiles.values())
 
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
     """Return a router's probabilities p_NxA at stored training decisions.
@@ -257,31 +252,21 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_conditioned(
   spec: PolicySpec,
   loader: Loader,
-  pick: Callable[[np.ndarray, Live], int] = pick_best,
+  pick: Callable[[np.ndarray, Situation], int] = pick_best,
 ) -> Policy:
   """Build a policy on the value heads from their frozen trunk.
 
   Args:
     spec: the policy.
     loader: loads the trunk.
-    pick: picks a model, given the models' advantages.
+    pick: picks a model; see `Values.pick`.
   """
   files = loader.files
   model = loader.load_trunk()
   view = files.open_trunk_view()
-  heads = load_heads(files)
-  weights = files.config.value.cost_weights
-  return ConditionedPolicy(
-    spec, model, view, heads, weights, files.billing, loader.rows, files.mesh, pick
-  )
-
-
-def _build_sticky(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the rule that stays with the last model, with its weight of dollars."""
-  files = loader.files
-  usd_weight = spec.cost_weight / (1 + spec.cost_weight) / loader.unit_usd
-  rule = rivals.StayWarm(files.billing, load_heads(files).scale.calls, usd_weight)
-  return _build_conditioned(spec, loader, rule.pick)
+  cost_weights = files.config.value.cost_weights
+  values = Values(load_heads(files), cost_weights, files.billing, pick)
+  return ConditionedPolicy(spec, model, view, values, loader.rows, files.mesh)
 
 
 def _build_router(
@@ -444,7 +429,7 @@ FAMILIES = {
     "#d0902f",
     ">",
     listing.list_valued,
-    build=_build_sticky,
+    build=functools.partial(_build_conditioned, pick=rivals.stay_warm),
     is_rival=True,
   ),
   jobs.ESCALATION: Family(
@@ -479,7 +464,7 @@ FAMILIES = {
     listing.list_learnt,
     build=_build_router,
     stage=jobs.BOPO,
-    train=train_bopo,
+    train=functools.partial(train_rollouts, jobs.BOPO, losses.bopo_method),
     list_jobs=listing.list_updates,
   ),
   "cascade": Family(
@@ -510,7 +495,7 @@ FAMILIES = {
     listing.list_learnt,
     build=_build_router,
     stage="baselines",
-    train=train_vanilla,
+    train=functools.partial(train_rollouts, jobs.VANILLA, lambda config: losses.DAPO),
     list_jobs=functools.partial(listing.list_updates, batches=VANILLA_BATCHES),
     is_rival=True,
   ),

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from baar_jax.episode import Episode
-from baar_jax.router.head import TINY_USD
+from baar_jax.llms.prices import TINY_USD
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice, repeat
 
@@ -16,13 +16,7 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
-from baar_jax.train.jobs import (
-  BOPO,
-  VANILLA,
-  label_family,
-  list_rollouts,
-  rollout_spec,
-)
+from baar_jax.train.jobs import label_family, list_rollouts, rollout_spec
 from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer
 
@@ -91,17 +85,20 @@ class RolloutProgress:
   finished: bool = False
 
 
-def train_bopo(training: Training) -> None:
-  """Train BoPO with each cost weight."""
-  method = losses.bopo_method(training.config.bopo)
-  for lam in training.config.bopo.lam:
-    fit_rollouts(training, BOPO, method, lam)
+def train_rollouts(
+  name: str, make_method: Callable[[BoPOConfig], Method], training: Training
+) -> None:
+  """Train a family on its own rollouts, with each cost weight.
 
-
-def train_vanilla(training: Training) -> None:
-  """Train vanilla RL (DAPO) with each cost weight."""
-  for lam in training.config.bopo.lam:
-    fit_rollouts(training, VANILLA, losses.DAPO, lam)
+  Args:
+    name: the family.
+    make_method: makes the family's method from the configuration of BoPO.
+    training: the training.
+  """
+  config = training.config.bopo
+  method = make_method(config)
+  for lam in config.lam:
+    fit_rollouts(training, name, method, lam)
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:

@@ -10,7 +10,7 @@ that r' allows. A step's gain, its cost and the next state s' do not depend on r
 So each stored step is used with many randomly drawn r and w (our choice).
 
 Axes: N decisions, E heads, D width of a hidden state, P numbers of
-`head.count_progress`, C facts of `head.describe_calls`, A models.
+`head.count_progress`, A models.
 """
 
 import zipfile
@@ -27,15 +27,7 @@ from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.head import (
-  MAX_CALLS,
-  TINY_USD,
-  CallMeans,
-  Heads,
-  Layers,
-  Scale,
-  describe_calls,
-)
+from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
 from baar_jax.train.batches import Batcher
@@ -47,7 +39,7 @@ SPREAD_EPS = 1e-3  # Added to hidden states' standard deviations before a divisi
 HEADS = "heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
 # The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, CallMeans(0, 0, 0))))
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(*[0] * len(Scale._fields))))
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -63,12 +55,10 @@ class States(NamedTuple):
   Attributes:
     hidden_NxD: float32, the hidden states of the frozen trunk.
     progress_NxP: int, the numbers of `head.count_progress`.
-    calls_NxC: float32, the facts of `head.describe_calls`; C = 0 if they are not read.
   """
 
   hidden_NxD: np.ndarray
   progress_NxP: np.ndarray
-  calls_NxC: np.ndarray
 
 
 class Transitions(NamedTuple):
@@ -91,16 +81,8 @@ class Transitions(NamedTuple):
   last_N: np.ndarray
 
 
-def read_states(
-  training: Training, episodes: Sequence[Episode], means: CallMeans
-) -> States:
-  """Compute the states of the decisions of episodes, with the frozen trunk.
-
-  Args:
-    training: the training whose trunk and models are used.
-    episodes: the episodes.
-    means: the means of the training episodes' calls.
-  """
+def read_states(training: Training, episodes: Sequence[Episode]) -> States:
+  """Compute the states of the decisions of episodes, with the frozen trunk."""
   config = training.config
   view = training.open_trunk_view()
   model = checkpoint.load_initial(training, view)
@@ -109,13 +91,10 @@ def read_states(
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
   progress = []
-  calls = []
   for episode in episodes:
     max_steps = tasks[episode.task_id].max_steps
     progress += head.count_progress(max_steps, episode.steps)
-    calls += describe_calls(training.billing, means, episode.steps)
-  calls_NxC = np.array(calls)[:, : head.count_facts(config) - head.FACTS]
-  return States(hidden_NxD.astype(np.float32), np.array(progress), calls_NxC)
+  return States(hidden_NxD.astype(np.float32), np.array(progress))
 
 
 def make_transitions(
@@ -182,42 +161,40 @@ def _open_heads(training: Training) -> tuple[Heads, Transitions]:
   config = training.config
   settings = config.value
   episodes = dataset.load_value_episodes(training.store, config)
-  means = measure_calls(episodes, training.models - 1)
-  states = read_states(training, episodes, means)
+  states = read_states(training, episodes)
   train_ids = [task.id for task in training.store.tasks("train")]
   profiles = dataset.profile_tasks(config, train_ids, episodes)
   unit_usd = rewards.mean_large_usd(profiles.values())
+  scale = measure_scale(states, episodes, unit_usd)
   data = make_transitions(states, episodes, unit_usd)
-  spread_D = states.hidden_NxD.std(axis=0) + SPREAD_EPS
-  scale = Scale(states.hidden_NxD.mean(axis=0), spread_D, means)
   key = jax.random.key(config.seed)
   widths = settings.value_width, settings.advantage_width
-  facts = head.count_facts(training.config)
-  heads = head.draw_heads(key, settings.heads, widths, training.models, scale, facts)
-  return heads, data
+  return head.draw_heads(key, settings.heads, widths, training.models, scale), data
 
 
-def measure_calls(episodes: Sequence[Episode], costliest: int) -> CallMeans:
-  """Compute the means of training episodes' calls.
+def measure_scale(
+  states: States, episodes: Sequence[Episode], unit_usd: float
+) -> Scale:
+  """Measure the statistics of training episodes that normalise the heads' inputs.
 
   Args:
+    states: the states of the episodes' decisions.
     episodes: the episodes.
-    costliest: the index of LARGE.
+    unit_usd: US dollars of one normalised dollar.
   """
-  large_usd = []
   opening_tokens = []
   reply_tokens = []
   for episode in episodes:
     for number, step in enumerate(episode.steps):
-      if step.model == costliest:
-        large_usd.append(step.cost_usd)
       for call in step.calls:
         if call.kind == "act":
           reply_tokens.append(call.usage.completion_tokens)
           if number == 0:
             opening_tokens.append(call.usage.prompt_tokens)
-  return CallMeans(
-    np.float32(max(TINY_USD, np.mean(large_usd))),
+  return Scale(
+    states.hidden_NxD.mean(axis=0),
+    states.hidden_NxD.std(axis=0) + SPREAD_EPS,
+    np.float32(unit_usd),
     np.float32(np.mean(opening_tokens)),
     np.float32(np.mean(reply_tokens)),
   )
@@ -404,9 +381,7 @@ def _estimate(
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
   cost_weight_N = 1 / regime.score_weight_N - 1
-  facts_NxF = head.describe(
-    regime.calls_left_N, cost_weight_N, states.progress_NxP, states.calls_NxC
-  )
+  facts_NxF = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
   one_head = Heads(*nets, scale)
   return head.estimate_one(one_head, states.hidden_NxD, facts_NxF)
 
@@ -495,8 +470,7 @@ def load_heads(files: RouterFiles) -> Heads:
     for x in leaves:
       check_finite(x, "heads")
     heads = jax.tree.unflatten(STRUCTURE, leaves)
-    inputs = heads.scale.mean_D.size + head.count_facts(files.config)
-    if heads.value[0][0].shape[1:2] != (inputs,):
+    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.FACTS,):
       raise ValueError("another version wrote it")
     return heads
   except (ValueError, OSError, zipfile.BadZipFile) as error:
