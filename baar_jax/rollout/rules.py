@@ -131,8 +131,7 @@ class Turn:
     """
     decided_model = self.step.model
     while self.allowed:
-      candidates = [model for model in self.allowed if model <= decided_model]
-      chosen = candidates[-1] if candidates else self.allowed[0]
+      chosen = pick_affordable(decided_model, self.allowed)
       if chosen != self.step.model:
         self.step.model = chosen
         self.step.logp = None
@@ -148,6 +147,20 @@ class Turn:
       paid_model = proposal.call.model if proposal else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
     return None
+
+
+def pick_affordable(model: int, allowed: list[int]) -> int:
+  """Pick the model to call: the decided one if its call fits the budgets.
+
+  If it does not fit, take the nearest cheaper model; if none fits, the cheapest that
+  fits.
+
+  Args:
+    model: index of the decided model.
+    allowed: the models whose call fits the budgets, ascending; at least one.
+  """
+  cheaper = [candidate for candidate in allowed if candidate <= model]
+  return cheaper[-1] if cheaper else allowed[0]
 
 
 class Policy:

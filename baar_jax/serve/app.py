@@ -240,6 +240,7 @@ class App(Starlette):
       p_large=routed.large_p,
       expected_usd=expected_usd,
       warm_tokens=warm_tokens,
+      switch_usd=routed.session.switch_usd,
       left_usd=left.usd,
       left_large_calls=left.calls,
     )

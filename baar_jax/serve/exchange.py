@@ -11,7 +11,7 @@ from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.wire import PRESUMED
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.decider import Decider
@@ -378,17 +378,3 @@ class Exchange:
       steps=steps,
       in_flight=len(session.open),
     )
-
-
-def pick_affordable(model: int, allowed: list[int]) -> int:
-  """Pick the model to call: the decided one if its call fits the budgets.
-
-  If it does not fit, take the nearest cheaper model; if none fits, the cheapest that
-  fits.
-
-  Args:
-    model: the policy's decision.
-    allowed: the models whose call fits the budgets, ascending; at least one.
-  """
-  cheaper = [candidate for candidate in allowed if candidate <= model]
-  return cheaper[-1] if cheaper else allowed[0]
