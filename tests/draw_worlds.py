@@ -35,6 +35,7 @@ def draw(axes: Axes, run: str, title: str) -> None:
       look = {"color": style.color, "marker": style.marker, "label": style.label}
       axes.plot(line.cost_usd, line[METRIC], **look)
   axes.set(title=title, xlabel="dollars per task", xlim=(0, None))
+  axes.locator_params(axis="x", nbins=5)
 
 
 def main(file: str, *panels: str) -> None:

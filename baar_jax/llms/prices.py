@@ -179,11 +179,9 @@ Reserve = Callable[..., AbstractContextManager]
 CACHE_RULES = {
   r"gpt-5\.[6-9]|gpt-[6-9]": CacheRule(1024, 1, 1800.0),
   r"gpt-|o\d|chatgpt-": CacheRule(1024, 128, 300.0),
-  r"claude.*(opus-4[.-][56]|haiku-4[.-]5)": CacheRule(4096, 1, 300.0),
-  r"claude.*(opus-4[.-]7|haiku-3|3[.-]5-haiku|3-haiku)": CacheRule(2048, 1, 300.0),
-  r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5[.-]5": CacheRule(
-    512, 1, 300.0
-  ),
+  r"claude.*(opus-4.[56]|haiku-4.5)": CacheRule(4096, 1, 300.0),
+  r"claude.*(opus-4.7|haiku-3|3.5-haiku|3-haiku)": CacheRule(2048, 1, 300.0),
+  r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5.5": CacheRule(512, 1, 300.0),
   r"claude": CacheRule(1024, 1, 300.0),
   r"gemini-2": CacheRule(2048, 1, 300.0),
   r"gemini": CacheRule(4096, 1, 300.0),
