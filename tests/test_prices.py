@@ -104,6 +104,7 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
     ("gpt-6.1-sol", 1024, 1),
     ("o4-mini", 1024, 128),
     ("claude-opus-4-5", 4096, 1),
+    ("anthropic/claude-opus-4.5", 4096, 1),
     ("claude-opus-4-7", 2048, 1),
     ("claude-opus-4-8", 1024, 1),
     ("claude-opus-5-5", 512, 1),
