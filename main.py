@@ -78,7 +78,7 @@ REMEDIES = {
     "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
   ),
   rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)": (
-    "leave it out: dollars follow the prompt caches, by the rules of their families"
+    "leave it out: it is gone. Dollars follow the prompt caches of the models' families"
   ),
 }
 

@@ -133,8 +133,8 @@ class ModelsConfig:
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
       the list prices.
-    prompt_cache: Whether scripted models are billed with their family's prompt cache.
-      False is the paper's setting.
+    prompt_cache: Whether scripted models are billed with the prompt cache of their
+      family, and forecasts count on it. False is the paper's setting.
     skills: One number in [0, 1] per scripted model: 0 errs at SMALL's rates, 1 at
       LARGE's. () spaces the models equally.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,

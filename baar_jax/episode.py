@@ -65,13 +65,13 @@ class CacheRule:
   """The rule of a prompt cache, which belongs to a family of models.
 
   Attributes:
-    minimum: the fewest tokens of a prompt that are cached.
-    step: the number of cached tokens is a multiple of this number.
+    min_tokens: the fewest tokens of a prompt that are cached.
+    block_tokens: the number of cached tokens is a multiple of this number.
     lifetime_s: seconds after its last use in which a prompt stays in the cache.
   """
 
-  minimum: int
-  step: int
+  min_tokens: int
+  block_tokens: int
   lifetime_s: float
 
 

@@ -469,8 +469,8 @@ def drop_fields(section: dict) -> dict:
 
 
 def bill_uncached(models: dict) -> dict:
-  """Turn prompt caches off in an older section `models`, which billed none."""
-  return {"prompt_cache": False} | models
+  """Turn prompt caches off in an older section `models` whose scripts billed none."""
+  return {"prompt_cache": models.get("kind") == "chat"} | models
 
 
 def rename_prices(value: dict) -> dict:

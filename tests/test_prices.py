@@ -20,7 +20,7 @@ from baar_jax.llms.prices import (
   prices_of,
 )
 
-GPT = CacheRule(minimum=1024, step=128, lifetime_s=300.0)
+GPT = CacheRule(min_tokens=1024, block_tokens=128, lifetime_s=300.0)
 COUNTS = st.integers(0, 5000)
 SECONDS = st.floats(0, 1000)
 READS = st.lists(st.builds(Read, COUNTS, SECONDS), max_size=5)
@@ -91,7 +91,7 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
   makes less warm."""
   cached = cached_tokens(rule, reads, tokens, now_s)
   assert 0 <= cached <= tokens
-  assert cached % rule.step == 0 and (cached == 0 or cached >= rule.minimum)
+  assert cached % rule.block_tokens == 0 and (cached == 0 or cached >= rule.min_tokens)
   assert cached_tokens(rule, reads + more, tokens, now_s) >= cached
 
 
@@ -118,7 +118,7 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
 )
 def test_the_rule_of_a_model_family(name, minimum, step):
   rule = find_rule(name)
-  assert (rule.minimum, rule.step) == (minimum, step)
+  assert (rule.min_tokens, rule.block_tokens) == (minimum, step)
 
 
 def test_a_write_premium_is_billed_once():
@@ -171,4 +171,4 @@ def test_a_run_without_prompt_caches_reads_nothing_warm():
   billing = open_billing(models)
   small, large = billing.forecast_calls([act(SMALL, 2000)] * 2, 1500, 50)
   assert small.warm_tokens == large.warm_tokens == 0
-  assert small.usd == small.repeat_usd == small.worst_usd
+  assert small.usd == small.repeat_usd == small.cold_usd

@@ -115,7 +115,7 @@ def test_small_knows_no_more_than_large():
 class Room(Env):
   """An environment whose state never changes."""
 
-  cache_rule = CacheRule(minimum=24, step=4, lifetime_s=2.5)
+  cache_rule = CacheRule(min_tokens=24, block_tokens=4, lifetime_s=2.5)
   system_prompt = "s" * 40
   code_actions = False
   oracle = staticmethod(lambda: critical(5))

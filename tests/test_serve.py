@@ -358,10 +358,10 @@ def test_a_decision_expects_the_rule_of_each_cache(
   usd = 1e-6 * (10_003 + 10 + 10 - 0.5 * warm + 10 * 2)
   assert decision["expected_usd"]["small"] == pytest.approx(usd)
   assert decision["expected_usd"]["large"] > 1e-6 * (10_000 * 5 + 10 * 10)
-  assert "prompt cache of small: 10003 tokens." in page
+  assert "that small has read: 10003 tokens." in page
 
 
-def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
+def test_a_long_pause_cools_the_caches_live_and_stored(routed, pause):
   """SMALL answers all calls. The second one comes after 400 seconds, and the third one
   after 200 seconds more."""
   client, outlooks, messages = routed(record_text=True), [], [*LONG]
@@ -369,7 +369,7 @@ def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
 
   def choose(ready):
     (live,) = ready
-    outlooks.append(exchange._billing.forecast_calls(live.history, 50, 10))
+    outlooks.append(exchange.budgets.billing.forecast_calls(live.history, 50, 10))
     return [Decision(0)]
 
   exchange.deciders["router"].policy.choose = choose
@@ -384,7 +384,9 @@ def test_a_long_pause_cools_the_facts_live_and_stored(routed, pause):
   assert started_s == pytest.approx([0, 400, 600], abs=30)
   assert [small.warm_tokens for small, _ in outlooks] == [0, 0, 9984]
   stored = (episode.steps[:n] for n in (1, 2, 3))
-  assert outlooks == [exchange._billing.forecast_calls(x, 50, 10) for x in stored]
+  assert outlooks == [
+    exchange.budgets.billing.forecast_calls(x, 50, 10) for x in stored
+  ]
 
 
 def test_reservations_cover_prompts_that_are_written(tmp_path, upstream):

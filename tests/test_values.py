@@ -126,15 +126,16 @@ def test_target_under_caps_and_cost_weights_by_hand():
 
 def test_calls_left_by_hand():
   """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
-  outlook = Outlook(0, usd=0.5, repeat_usd=0.2, worst_usd=0.6)
+  outlook = Outlook(0, usd=0.5, repeat_usd=0.2, cold_usd=0.6)
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
   assert count_calls_left(Cap().after(steps), outlook) == float("inf")
   assert count_calls_left(Cap(3).after(steps), outlook) == 2
   assert count_calls_left(Cap(usd=0.59), outlook) == 0
-  # $0.1 or $0.4 remain after the first call, too little for the worst case of another.
+  # $0.1 or $0.4 remain after the first call, too little for another cold prompt.
   assert count_calls_left(Cap(usd=0.6), outlook) == 1
   assert count_calls_left(Cap(usd=0.9), outlook) == pytest.approx(1)
-  # $0.6 remain, enough for one more call; $1 remain, enough for three.
+  # Half way between one call and two. $0.6 remain, enough for one more; $1, for three.
+  assert count_calls_left(Cap(usd=1.0), outlook) == pytest.approx(1.5)
   assert count_calls_left(Cap(usd=1.1), outlook) == pytest.approx(2)
   assert count_calls_left(Cap(usd=1.5), outlook) == pytest.approx(4)
   assert count_calls_left(Cap(2, 1.5), outlook) == 2

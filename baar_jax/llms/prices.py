@@ -178,14 +178,13 @@ Reserve = Callable[..., AbstractContextManager]
 # (Claude's) are assumed to be asked for.
 CACHE_RULES = {
   r"gpt-5\.[6-9]|gpt-[6-9]": CacheRule(1024, 1, 1800.0),
-  r"gpt-|o\d|chatgpt-": CacheRule(1024, 128, 300.0),
   r"claude.*(opus-4.[56]|haiku-4.5)": CacheRule(4096, 1, 300.0),
   r"claude.*(opus-4.7|haiku-3|3.5-haiku|3-haiku)": CacheRule(2048, 1, 300.0),
   r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5.5": CacheRule(512, 1, 300.0),
   r"claude": CacheRule(1024, 1, 300.0),
-  r"gemini-2": CacheRule(2048, 1, 300.0),
+  r"gemini-2.5": CacheRule(2048, 1, 300.0),
   r"gemini": CacheRule(4096, 1, 300.0),
-  r"mi[sn]istral|magistral|devstral|codestral": CacheRule(64, 64, 300.0),
+  r"mi(ni)?stral|magistral|devstral|codestral": CacheRule(64, 64, 300.0),
   r"": CacheRule(1024, 128, 300.0),
 }
 # The least number of US dollars to divide by, because models may be free of charge.
@@ -237,24 +236,24 @@ def cached_tokens(
   for read in reads:
     if now_s - read.at_s <= rule.lifetime_s:
       shared = max(shared, min(read.tokens, prompt_tokens))
-  warm_tokens = shared - shared % rule.step
-  return warm_tokens if warm_tokens >= rule.minimum else 0
+  warm_tokens = shared - shared % rule.block_tokens
+  return warm_tokens if warm_tokens >= rule.min_tokens else 0
 
 
 class Outlook(NamedTuple):
-  """What a model's next call is expected to read and to cost.
+  """A forecast of a model's next call.
 
   Attributes:
     warm_tokens: tokens of its prompt that the model's prompt cache holds.
     usd: expected dollars of the call.
     repeat_usd: expected dollars of another call of the model right after it.
-    worst_usd: dollars of the call if nothing is cached.
+    cold_usd: dollars of the call if nothing is cached. A reservation may be larger.
   """
 
   warm_tokens: int
   usd: float
   repeat_usd: float
-  worst_usd: float
+  cold_usd: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,9 +345,9 @@ class Billing:
       call = self.bill(model, reads, prompt_tokens, reply_tokens, now_s)
       newest = [Read(prompt_tokens, now_s)]
       repeat = self.bill(model, newest, prompt_tokens, reply_tokens, now_s)
-      worst_usd = self.prices[model].worst_case_usd(prompt_tokens, reply_tokens)
+      cold_usd = self.prices[model].worst_case_usd(prompt_tokens, reply_tokens)
       outlooks.append(
-        Outlook(call.usage.cached_tokens, call.cost_usd, repeat.cost_usd, worst_usd)
+        Outlook(call.usage.cached_tokens, call.cost_usd, repeat.cost_usd, cold_usd)
       )
     return outlooks
 

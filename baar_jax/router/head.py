@@ -33,7 +33,7 @@ Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
 class Scale(NamedTuple):
-  """Statistics of the training episodes that normalise the value heads' inputs.
+  """Statistics of the training episodes, for hidden states, dollars and forecasts.
 
   Attributes:
     mean_D: Mean of the hidden states.
@@ -222,10 +222,10 @@ def estimate(
 def count_calls_left(left: Cap, outlook: Outlook) -> float:
   """Count the LARGE calls that a remaining cap allows.
 
-  Dollars pay for a call only if they cover its worst case, for which nothing is cached.
-  Its expected dollars are then spent, and the calls after it are expected to cost what
-  a repeated call costs (our choice). So the count may be a fraction. If calls and
-  dollars are both capped, the smaller count is returned.
+  Dollars pay for a call only if they cover its dollars with a cold prompt. Its expected
+  dollars are then spent, and the calls after it are expected to cost what a repeated
+  call costs (our choice). Between two whole calls the count is interpolated. If calls
+  and dollars are both capped, the smaller count is returned.
 
   Args:
     left: the cap that remains for the rest of the episode.
@@ -237,9 +237,9 @@ def count_calls_left(left: Cap, outlook: Outlook) -> float:
   calls = float("inf") if left.calls is None else left.calls
   if left.usd is None:
     return calls
-  if left.usd < outlook.worst_usd:
+  if left.usd < outlook.cold_usd:
     return 0.0
-  spare_usd = left.usd - outlook.usd - outlook.worst_usd
+  spare_usd = left.usd - outlook.usd - outlook.cold_usd
   repeats = 1 + spare_usd / max(outlook.repeat_usd, TINY_USD)
   return min(calls, 1 + max(0.0, repeats))
 

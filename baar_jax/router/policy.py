@@ -281,7 +281,7 @@ class ConditionedPolicy(RouterPolicy):
     return np.eye(advantage_RxA.shape[1])[model_R]
 
   def _describe(self, live: Live) -> Situation:
-    """Compute what the heads and the rule read of an episode's next decision."""
+    """Compute the heads' facts and the rule's inputs of an episode's next decision."""
     values = self._values
     scale = values.heads.scale
     steps = live.history

@@ -79,8 +79,8 @@ class Exchange:
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
-    self._billing = open_billing(config.models)
-    self.budgets = Budgets(config.serve, sessions, self.upstreams)
+    billing = open_billing(config.models)
+    self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
     # Decisions whose calls the clients make themselves, until the client reports the
     # usage of the call. The key is the `decision_id`.
     self._reported: dict[int, RoutedCall] = {}
@@ -116,7 +116,7 @@ class Exchange:
     text = read_messages(body.get("messages"), body.get("tools"))
     session = self.find_or_begin(fields, text)
     self.complete_step(session, text, fields.score)
-    return ClientCall(session, body, text, session.elapsed_s)
+    return ClientCall(session, body, text, time.time() - session.began_s)
 
   def find_or_begin(self, fields: CallFields, text: Conversation) -> Session:
     """Find the session of a call, or begin a new one.
@@ -278,8 +278,14 @@ class Exchange:
     live = self._make_live(call)
     tokens = [step.calls[-1].usage.completion_tokens for step in call.session.steps]
     reply_tokens = sum(tokens) / max(1, len(tokens))
-    opening_tokens = bound_tokens(call.body["messages"]) // CHARS_PER_TOKEN
-    return self._billing.forecast_calls(live.history, opening_tokens, reply_tokens)
+    opening = [call.body.get("tools")]
+    for message in call.body["messages"]:
+      if message["role"] == "assistant":
+        break
+      opening.append(message)
+    opening_tokens = bound_tokens(opening) // CHARS_PER_TOKEN
+    billing = self.budgets.billing
+    return billing.forecast_calls(live.history, opening_tokens, reply_tokens)
 
   async def forward(self, routed: RoutedCall) -> dict | Stream:
     """Call the chosen model.

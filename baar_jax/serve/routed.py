@@ -13,6 +13,7 @@ from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, Stream
+from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.wire import PRESUMED, REPLY, UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import (
   DIGESTED_FIELDS,
@@ -120,14 +121,14 @@ class ClientCall:
     session: the session that the call belongs to.
     body: the JSON body.
     text: the messages of the body, read as an unfinished episode.
-    session_s: seconds from the session's first request to this one; None if unknown.
+    session_s: seconds from the session's first request to this one.
     start_s: when the call arrived, in seconds of the monotonic clock.
   """
 
   session: Session
   body: dict
   text: Conversation
-  session_s: float | None
+  session_s: float
   start_s: float = dataclasses.field(default_factory=time.monotonic)
 
   @property
@@ -164,6 +165,7 @@ class Budgets:
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
+  billing: Billing
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models whose call fits all budgets.
@@ -389,7 +391,7 @@ class RoutedCall:
     if bill.usd is not None:
       outcome = REPLY
       call = dataclasses.replace(call, cost_usd=bill.usd)
-      session.switch_usd += self._switch_usd(bill.usage)
+      session.switch_usd += self._switch_usd(call)
       session.caches[model] = Cache.after(self.call.body, bill.usage.prompt_tokens)
     elif not is_whole:
       call = dataclasses.replace(call, kind=PRESUMED)
@@ -398,26 +400,27 @@ class RoutedCall:
     session.places.append(len(self.call.text.actions))
     self.end(outcome, call)
 
-  def _switch_usd(self, usage: Usage) -> float:
-    """Compute the dollars that a reply cost because the model has changed.
+  def _switch_usd(self, call: Call) -> float:
+    """Compute the dollars that a call cost because the model has changed.
 
     If this model had also answered the previous step, it would have that step's prompt
-    and reply in its prompt cache. The result is the prompt's price minus its price with
-    these tokens cached; 0 if the model has not changed.
+    and reply in its prompt cache. The result is the call's cost minus its cost with
+    this cache; 0 if the model has not changed.
     """
     steps = self.session.steps
-    if not steps or steps[-1].model == self.step.model:
+    if not steps or steps[-1].model == call.model:
       return 0.0
     last = steps[-1].calls[-1].usage
-    prompt_tokens = usage.prompt_tokens
-    read_tokens = min(last.prompt_tokens + last.completion_tokens, prompt_tokens)
-    price = self.upstream.price
-    warm_usd = price.cost_usd(
-      Usage(prompt_tokens, max(read_tokens, usage.cached_tokens), 0)
+    read = Read(last.prompt_tokens + last.completion_tokens, steps[-1].started_s or 0.0)
+    usage = call.usage
+    warm = self.budgets.billing.bill(
+      call.model,
+      [read],
+      usage.prompt_tokens,
+      usage.completion_tokens,
+      self.call.session_s,
     )
-    return max(
-      0.0, price.cost_usd(Usage(prompt_tokens, usage.cached_tokens, 0)) - warm_usd
-    )
+    return max(0.0, call.cost_usd - warm.cost_usd)
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:

@@ -3,14 +3,12 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam
 from baar_jax.episode import SMALL
-from baar_jax.llms.prices import Outlook
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
 from baar_jax.report.table import (
@@ -306,56 +304,42 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   openings = []
   for id_ in tasks:
     openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
-  forecasters = []
+  caps = [Cap(calls=K) for K in config.call_budgets]
+  caps += [Cap(usd=usd) for usd in config.usd_budgets]
+  scores = {cap: [] for cap in [*caps, Cap()]}
   for training in run.trainings():
     heads = load_heads(training)
-    states = read_states(training, openings)
     scale = heads.scale
+    states = read_states(training, openings)
+    # LARGE's first call has the same forecast in all tasks.
     outlooks = training.billing.forecast_calls(
       openings[0].steps, scale.opening_tokens, scale.reply_tokens
     )
-    forecasters.append(Forecaster(heads, states, outlooks[-1]))
-  caps = [Cap(calls=K) for K in config.call_budgets]
-  caps += [Cap(usd=usd) for usd in config.usd_budgets]
-  scores = pd.DataFrame(index=tasks)
-  for cap in [*caps, Cap()]:
-    scores[budget_name(cap.calls, cap.usd)] = predict_scores(forecasters, cap)
-  return scores.astype(float)
+    for cap in scores:
+      calls_left = count_calls_left(cap, outlooks[-1])
+      scores[cap].append(predict_scores(heads, states, calls_left))
+  columns = {}
+  for cap in scores:
+    columns[budget_name(cap.calls, cap.usd)] = np.mean(scores[cap], axis=0)
+  return pd.DataFrame(columns, index=tasks).astype(float)
 
 
-class Forecaster(NamedTuple):
-  """Group what a training seed's forecast needs.
-
-  Attributes:
-    heads: the value heads.
-    states: the states of the tasks' first decisions.
-    outlook: the forecast of LARGE's first call, which is equal for all tasks.
-  """
-
-  heads: Heads
-  states: States
-  outlook: Outlook
-
-
-def predict_scores(forecasters: Sequence[Forecaster], cap: Cap) -> np.ndarray:
-  """Predict the score of each task under a cap, from its first decision.
+def predict_scores(heads: Heads, states: States, calls_left: float) -> np.ndarray:
+  """Predict the score of each task from its first decision.
 
   Args:
-    forecasters: one for each training seed.
-    cap: the cap.
+    heads: the value heads.
+    states: the states of the tasks' first decisions.
+    calls_left: the LARGE calls that the cap allows; see `count_calls_left`.
 
   Returns:
-    score_N in [0, 1], a mean over training seeds.
+    score_N in [0, 1].
   """
-  scores = []
-  for heads, states, outlook in forecasters:
-    left = count_calls_left(cap, outlook)
-    facts = describe(left, 0.0, states.progress_NxP)
-    value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
-    if left < 1:
-      advantage_NxA = advantage_NxA[:, [SMALL]]
-    scores.append(np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0))
-  return np.mean(scores, axis=0)
+  facts = describe(calls_left, 0.0, states.progress_NxP)
+  value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
+  if calls_left < 1:
+    advantage_NxA = advantage_NxA[:, [SMALL]]
+  return np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0)
 
 
 def report(run: Run) -> None:

@@ -39,7 +39,7 @@ SPREAD_EPS = 1e-3  # Added to hidden states' standard deviations before a divisi
 HEADS = "heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
 # The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(*[0] * len(Scale._fields))))
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)))
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -175,7 +175,7 @@ def _open_heads(training: Training) -> tuple[Heads, Transitions]:
 def measure_scale(
   states: States, episodes: Sequence[Episode], unit_usd: float
 ) -> Scale:
-  """Measure the statistics of training episodes that normalise the heads' inputs.
+  """Measure the statistics of training episodes that the value heads need.
 
   Args:
     states: the states of the episodes' decisions.
@@ -187,7 +187,8 @@ def measure_scale(
   for episode in episodes:
     for number, step in enumerate(episode.steps):
       for call in step.calls:
-        if call.kind == "act":
+        # A reply without usage has no tokens.
+        if call.kind == "act" and call.usage.prompt_tokens:
           reply_tokens.append(call.usage.completion_tokens)
           if number == 0:
             opening_tokens.append(call.usage.prompt_tokens)
@@ -195,8 +196,8 @@ def measure_scale(
     states.hidden_NxD.mean(axis=0),
     states.hidden_NxD.std(axis=0) + SPREAD_EPS,
     np.float32(unit_usd),
-    np.float32(np.mean(opening_tokens)),
-    np.float32(np.mean(reply_tokens)),
+    np.float32(np.mean(opening_tokens or 0)),
+    np.float32(np.mean(reply_tokens or 0)),
   )
 
 
