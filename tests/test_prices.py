@@ -112,7 +112,9 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
     ("claude-3-5-haiku-20241022", 2048, 1),
     ("claude-sonnet-5", 1024, 1),
     ("gemini-2.5-pro", 2048, 1),
-    ("gemini-3.1-pro", 4096, 1),
+    ("gemini-2.0-flash", 4096, 1),
+    ("mistral-large", 64, 64),
+    ("ministral-8b", 64, 64),
     ("a-model-of-nobody", 1024, 128),
   ],
 )

@@ -361,6 +361,19 @@ def test_a_decision_expects_the_rule_of_each_cache(
   assert "that small has read: 10003 tokens." in page
 
 
+@pytest.mark.parametrize("pause_s, usd", [(0, 9984 * 3e-6), (400, 0)])
+def test_a_switch_costs_what_a_cache_would_have_saved(routed, pause, pause_s, usd):
+  """LARGE answers the second call. Its cache would hold 9,984 tokens, for $3 a million less."""
+  client, messages = routed(), [*LONG]
+  policy = client.http.app.exchange.deciders["router"].policy
+  for model in (0, 1):
+    policy.choose = lambda ready, model=model: [Decision(model)]
+    assert client.chat(messages=messages).status_code == 200
+    assert client.session()["switch_usd"] == pytest.approx(usd * model)
+    messages += [{"role": "assistant", "content": REPLY}, *ASK]
+    pause(pause_s)
+
+
 def test_a_long_pause_cools_the_caches_live_and_stored(routed, pause):
   """SMALL answers all calls. The second one comes after 400 seconds, and the third one
   after 200 seconds more."""

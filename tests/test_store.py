@@ -21,7 +21,7 @@ from baar_jax.serve.sessions import Sessions
 from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
-from baar_jax.store import VERSION, Store, read_config
+from baar_jax.store import VERSION, Store, convert_config, read_config
 from baar_jax.train.families import list_specs
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
@@ -202,6 +202,11 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
   config = read_config(older)
   kinds = ("samples", 2, True), ("steps", 1, True), ("repeats", 1, True)
   assert config.references.plans == kinds and config.env.options == {}
+  # Scripted models were billed without prompt caches then; API models by their usage.
+  assert not config.models.prompt_cache
+  chat = {"models": {"kind": "chat"}, "router": {"show_cache": True}}
+  models = {"prompt_cache": True, "kind": "chat"}
+  assert convert_config(chat) == {"models": models, "router": {}}
   before = (
     sqlite3.connect(older / "episodes.sqlite")
     .execute("SELECT * FROM episodes")
