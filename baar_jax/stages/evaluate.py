@@ -19,12 +19,7 @@ from baar_jax.report.table import (
 )
 from baar_jax.report.texts import label_policy, terminal_table
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.router.head import (
-  Heads,
-  count_calls_left,
-  describe,
-  estimate,
-)
+from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
