@@ -271,7 +271,10 @@ def test_a_step_waits_for_enough_kept_groups(
   method = dataclasses.replace(
     method, compute_advantages=one_group, dynamic_sampling=True
   )
-  monkeypatch.setattr(families.losses, "bopo_method", lambda config: method)
+  fit = rollouts.fit_rollouts
+  monkeypatch.setattr(
+    rollouts, "fit_rollouts", lambda run, name, _, lam: fit(run, name, method, lam)
+  )
   bopo(run)
   learned = [call.args[1] for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e, _ in pool) for pool in learned] == [*pools]
