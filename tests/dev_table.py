@@ -1,9 +1,9 @@
 """Compare families on dev tasks: PYTHONPATH=. python tests/dev_table.py RUN...
 
 Policies are chosen on one half of the dev tasks and measured on the other half, and the
-other way round, with paired 95 % intervals. So no task chooses what it measures, and no test task is read. The first
-family of the first run is compared with every family of every run. All runs need the same
-tasks and seeds.
+other way round, with paired 95 % intervals. So no task chooses what it measures, and no
+test task is read. The first family of the first run is compared with every family of
+every run. All runs need the same tasks and seeds.
 
 A second table compares, for the budget-conditioned router's best policy of each budget,
 the dollars that `Billing.forecast_calls` expects before each call with the dollars that

@@ -27,7 +27,7 @@ CHECKPOINT = (
   " again, to continue from the previous checkpoint"
 )
 HEADS = (
-  "TMP/checkpoints/value/heads.npz is missing or damaged ({}): delete it if it exists, "
+  "TMP/checkpoints/value/value_heads.npz is missing or damaged ({}): delete it if it exists, "
   "then run --stage=value"
 )
 
@@ -62,7 +62,7 @@ def restore_a_damaged_checkpoint(tmp: Path) -> None:
 
 
 def load_heads(tmp: Path, *arrays: np.ndarray) -> None:
-  path = tmp / "checkpoints/value/heads.npz"
+  path = tmp / "checkpoints/value/value_heads.npz"
   path.parent.mkdir(parents=True)
   if arrays:
     np.savez(path, *arrays)

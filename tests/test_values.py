@@ -253,7 +253,7 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
   """A second fit does nothing. A damaged file is an error of one line."""
   train.profile(run)
   values.fit_values(run.training())
-  path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
+  path = tmp_path / "tiny" / "checkpoints" / "value" / "value_heads.npz"
   stored, heads = path.read_bytes(), values.load_heads(run.training())
   assert [len(heads.value), len(heads.advantage), heads.scale.mean_D.shape] == [
     3,
@@ -277,11 +277,13 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
   ):
     np.savez(path, **arrays | {"arr_0": array})
     with pytest.raises(
-      ValueError, match=r"heads.npz is missing or damaged \(.+\): delete"
+      ValueError, match=r"value_heads.npz is missing or damaged \(.+\): delete"
     ):
       values.load_heads(run.training())
   path.write_bytes(stored[:-100])
-  with pytest.raises(ValueError, match="heads.npz is missing or damaged .*not a zip"):
+  with pytest.raises(
+    ValueError, match="value_heads.npz is missing or damaged .*not a zip"
+  ):
     values.load_heads(run.training())
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])

@@ -184,7 +184,7 @@ CACHE_RULES = {
   r"claude": CacheRule(1024, 1, 300.0),
   r"gemini-2.5": CacheRule(2048, 1, 300.0),
   r"gemini": CacheRule(4096, 1, 300.0),
-  r"mi(ni)?stral|magistral|devstral|codestral": CacheRule(64, 64, 300.0),
+  r"stral|xtral": CacheRule(64, 64, 300.0),
   r"": CacheRule(1024, 128, 300.0),
 }
 # The least number of US dollars to divide by, because models may be free of charge.
@@ -247,7 +247,8 @@ class Outlook(NamedTuple):
     warm_tokens: tokens of its prompt that the model's prompt cache holds.
     usd: expected dollars of the call.
     repeat_usd: expected dollars of another call of the model right after it.
-    cold_usd: dollars of the call if nothing is cached. A reservation may be larger.
+    cold_usd: worst case of the call with these tokens: nothing is cached, and the
+      highest price of all tiers holds. A reservation may assume more tokens.
   """
 
   warm_tokens: int

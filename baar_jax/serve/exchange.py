@@ -116,7 +116,7 @@ class Exchange:
     text = read_messages(body.get("messages"), body.get("tools"))
     session = self.find_or_begin(fields, text)
     self.complete_step(session, text, fields.score)
-    return ClientCall(session, body, text, time.time() - session.began_s)
+    return ClientCall(session, body, text, time.time() - (session.began_s or 0.0))
 
   def find_or_begin(self, fields: CallFields, text: Conversation) -> Session:
     """Find the session of a call, or begin a new one.

@@ -49,8 +49,8 @@ class Session:
     caches: the messages that each model's prompt cache may hold, by model index.
     open: the worst case in US dollars of each attempt in flight, by the attempt's
       number.
-    began_s: when the first request came, in seconds since 1970; 0 if an older version
-      of this program stored the session, whose caches then count as cold.
+    began_s: when the first request came, in seconds since 1970; 0 or None if an older
+      version of this program stored the session, whose caches then count as cold.
     dollars: the session's dollar budget.
     deciding: the lock that admits one decision at a time.
     changed: an event that is set when an attempt has ended.
@@ -73,7 +73,7 @@ class Session:
   places: list[int] = dataclasses.field(default_factory=list)
   caches: dict[int, Cache] = dataclasses.field(default_factory=dict)
   open: dict[int, float] = dataclasses.field(default_factory=dict)
-  began_s: float = 0.0
+  began_s: float | None = 0.0
 
   def __post_init__(self) -> None:
     """Set the attributes that are not stored on disk."""

@@ -83,7 +83,8 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
 def find_router_files(files: RouterFiles) -> RouterFiles:
   """Return the files of the run whose router decides.
 
-  `--config.serve.router` names this run. Without it, it is the run that serves.
+  `--config.serve.router` names this run. Without it, it is the run that serves. The
+  models and the environment are those of the run that serves.
 
   Args:
     files: the files of the run that serves.

@@ -36,7 +36,7 @@ from baar_jax.train.trainer import ShardedRouter
 
 ROUND = 100  # The number of updates between two lines of the log.
 SPREAD_EPS = 1e-3  # Added to hidden states' standard deviations before a division.
-HEADS = "heads.npz"  # The name of the file with the value heads.
+HEADS = "value_heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
 # The structure of the value heads' parameters in their file.
 STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)))
