@@ -28,6 +28,7 @@ SECTIONS = [
 # The fields of older versions, in the table of docs/models_and_money.md.
 OLDER_SETTINGS = {"value.prices", "env.data", "references.together"}
 OLDER_SETTINGS |= {"serve.route_by_cache", "serve.cache_ttl_s", "value.cache_facts"}
+OLDER_SETTINGS.add("router.show_cache")
 
 
 def list_files() -> list[Path]:
