@@ -26,9 +26,15 @@ SECTIONS = [
   name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)
 ]
 # The fields of older versions, in the table of docs/models_and_money.md.
-OLDER_SETTINGS = {"value.prices", "env.data", "references.together"}
-OLDER_SETTINGS |= {"serve.route_by_cache", "serve.cache_ttl_s", "value.cache_facts"}
-OLDER_SETTINGS.add("router.show_cache")
+OLDER_SETTINGS = {
+  "value.prices",
+  "env.data",
+  "references.together",
+  "serve.route_by_cache",
+  "serve.cache_ttl_s",
+  "value.cache_facts",
+  "router.show_cache",
+}
 
 
 def list_files() -> list[Path]:
