@@ -427,13 +427,12 @@ def convert_config(stored: object) -> object:
     "env": move_options,
     "models": bill_uncached,
     "references": move_plans,
-    "router": drop_fields,
-    "serve": drop_fields,
     "value": rename_prices,
   }
-  for name, convert in converters.items():
-    if isinstance(stored.get(name), dict):
-      converted[name] = convert(dict(stored[name]))
+  for name, section in stored.items():
+    if isinstance(section, dict):
+      convert = converters.get(name, dict)
+      converted[name] = convert(drop_fields(section))
   return converted
 
 
@@ -477,7 +476,7 @@ def rename_prices(value: dict) -> dict:
   """Rename the field `prices` of an older section `value` to `cost_weights`."""
   if "prices" in value:
     value["cost_weights"] = value.pop("prices")
-  return drop_fields(value)
+  return value
 
 
 def read_config(directory: Path) -> Config | None:

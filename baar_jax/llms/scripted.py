@@ -151,16 +151,15 @@ class Account:
     now_s = self._now_s(step)
     return self.billing.bill(model, reads, sum(tokens), count_tokens(text), now_s)
 
-  def bound_usd(self, call: Call) -> float:
+  def bound_usd(self, model: int, messages: Messages, text: str) -> float:
     """Compute the worst case of a call in dollars, for which nothing is cached."""
-    usage = call.usage
-    price = self.billing.prices[call.model]
-    return price.worst_case_usd(usage.prompt_tokens, usage.completion_tokens)
+    tokens = sum(count_tokens(message["content"]) for message in messages)
+    return self.billing.prices[model].worst_case_usd(tokens, count_tokens(text))
 
   def pay(self, model: int, messages: Messages, text: str, step: int) -> Call:
     """Make a call: pay for it, and keep its prompt in the cache."""
     call = self.bill(model, messages, text, step)
-    with self.reserve(self.bound_usd(call)) as cost:
+    with self.reserve(self.bound_usd(model, messages, text)) as cost:
       cost.usd = call.cost_usd
     prompt = Prompt(tuple(messages), self._now_s(step))
     self.prompts.setdefault(model, []).append(prompt)
@@ -239,8 +238,7 @@ class ScriptedAgent(Agent):
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""
     text, _ = self._compose(step)
-    call = self._account.bill(self._model, messages, text, step)
-    return self._account.bound_usd(call)
+    return self._account.bound_usd(self._model, messages, text)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Reply at a step, and record which position of the expert's plan it spoils."""
