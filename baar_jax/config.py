@@ -29,6 +29,7 @@ SEEDS = 1000
 ROLLOUT_RANGE = 1_000_000
 # Largest cost weight for which value heads are trained; see router/head.py.
 MAX_COST_WEIGHT = 2.0
+CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 # The pattern of valid addresses. Users, passwords, queries and fragments are refused,
 # because they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
@@ -342,9 +343,12 @@ class ValueConfig:
   Attributes:
     updates: Number of gradient steps of every head; 0 trains no budget-conditioned
       router.
+    inputs: What the heads read of a step: the hidden state of the frozen trunk, the
+      facts, the words; see router/facts.py. Without the hidden state, decisions need
+      no transformer.
     cost_weights: Cost weights with which the router is evaluated on dev: the units of
-      score that one normalised dollar costs. Under a cap, only the lowest of them is
-      used.
+      score that one normalised dollar costs.
+    capped_cost_weights: Cost weights with which it is evaluated under each cap.
     heads: Number of heads of the ensemble.
     value_width: Width of the network that computes the value of a state.
     advantage_width: Width of the network that computes the models' advantages.
@@ -358,9 +362,11 @@ class ValueConfig:
   """
 
   updates: int = Field(0, ge=0, lt=10**6)
-  cost_weights: tuple[Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)], ...] = Field(
-    (0.0, 0.1, 0.2, 0.5, 1.0), min_length=1
+  inputs: tuple[Literal["hidden", "facts", "words"], ...] = Field(
+    ("facts", "words"), min_length=1
   )
+  cost_weights: tuple[CostWeight, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
+  capped_cost_weights: tuple[CostWeight, ...] = Field((0.0, 1.0), min_length=1)
   heads: int = positive(5, 100)
   value_width: int = positive(64, 1000)
   advantage_width: int = positive(32, 1000)

@@ -1,28 +1,27 @@
-"""Compute the models' values from a hidden state, the budget and the cost weight.
+"""Compute the models' values from a state, the budget and the cost weight.
 
-The value heads are an ensemble behind a frozen trunk; their outputs are averaged. The
-trunk does not read the budget, so one forward pass of an episode serves every budget
-(our choice, see docs/evaluation.md).
+The value heads are an ensemble; their outputs are averaged. A state does not depend on
+the budget, so one state serves every budget (our choice, see docs/evaluation.md).
 
-Axes: E heads, N decisions, F facts of `describe`, I inputs of a layer (D + F in the
-first layer), P counts of `count_progress`, W width of a layer.
+Axes: E heads, N decisions, D features of a state, T terms of `describe`, I inputs of a
+layer (D + T in the first layer), P counts of `Tracker.progress`, W width of a layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.episode import Step
 from baar_jax.llms.prices import TINY_USD, Outlook
 from baar_jax.rollout.specs import Cap
 
 # The heads treat this number of remaining LARGE calls, or a larger one, as no cap.
 MAX_CALLS = 20
-FACTS = 12  # number of facts about a decision that `describe` computes
+TERMS = 12  # number of terms of a decision that `describe` computes
 # The advantage network's output is multiplied by this constant, because advantages are
 # smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
@@ -32,12 +31,25 @@ ADVANTAGE_UNIT = 0.3
 Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
-class Scale(NamedTuple):
-  """Statistics of the training episodes, for hidden states, dollars and forecasts.
+class States(NamedTuple):
+  """Describe decisions, without their caps and cost weights.
 
   Attributes:
-    mean_D: Mean of the hidden states.
-    spread_D: Standard deviation of the hidden states, per coordinate.
+    features_NxD: float32, the inputs that `value.inputs` names, in this order: the
+      hidden state of the frozen trunk, the facts and the words of the step.
+    progress_NxP: int, the counts of `Tracker.progress`.
+  """
+
+  features_NxD: np.ndarray
+  progress_NxP: np.ndarray
+
+
+class Scale(NamedTuple):
+  """Statistics of the training episodes, for features, dollars and forecasts.
+
+  Attributes:
+    mean_D: Mean of the features.
+    spread_D: Standard deviation of each feature.
     unit_usd: US dollars of one normalised dollar.
     opening_tokens: Mean tokens of an episode's first prompt.
     reply_tokens: Mean tokens of a reply.
@@ -79,7 +91,7 @@ def draw_heads(
     models: number of models, A.
     scale: statistics that normalise the inputs.
   """
-  inputs = len(scale.mean_D) + FACTS
+  inputs = len(scale.mean_D) + TERMS
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
     """Draw the layers of one network of one head: two of `width`, then the output.
@@ -101,47 +113,22 @@ def draw_heads(
   return Heads(value, advantage, scale)
 
 
-def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-  """Count progress and repetition before each decision of an episode (our choice).
-
-  Args:
-    max_steps: the step limit of the task.
-    steps: the episode's steps; only the observation of the last step is read.
-
-  Yields:
-    For each step a tuple of P = 6 counts: earlier steps; earlier LARGE calls;
-    `max_steps`; steps since the last new observation; LARGE calls since the last new
-    observation; observations up to this step that repeat an earlier one.
-  """
-  observations = set()
-  large_calls = 0
-  for index, step in enumerate(steps):
-    if step.observation not in observations:
-      observations.add(step.observation)
-      newest = index
-      newest_calls = large_calls
-    stale_calls = large_calls - newest_calls
-    repeats = index + 1 - len(observations)
-    yield index, large_calls, max_steps, index - newest, stale_calls, repeats
-    large_calls += step.large_calls
-
-
 def describe(
   calls_left: jax.Array, cost_weight: jax.Array, progress: jax.Array
 ) -> jax.Array:
-  """Compute the facts that the value heads read beside the hidden states.
+  """Compute the terms that the value heads read beside the features of a state.
 
-  The facts describe the remaining cap, the cost weight and the episode's progress. The
+  The terms describe the remaining cap, the cost weight and the episode's progress. The
   leading axes of the arguments broadcast. NumPy arrays give a NumPy array.
 
   Args:
     calls_left: LARGE calls that the cap still allows; `MAX_CALLS` or more is no cap.
     cost_weight: units of score that one normalised dollar costs. A normalised dollar is
       the mean over training tasks of always-LARGE's median cost.
-    progress: [..., P], the counts of `count_progress`.
+    progress: [..., P], the counts of `Tracker.progress`.
 
   Returns:
-    float32 [..., F], F = FACTS, scaled to about [0, 1] (our choice).
+    float32 [..., T], T = TERMS, scaled to about [0, 1] (our choice).
   """
   xp = jnp if isinstance(calls_left, jax.Array) else np
   step, large_calls, max_steps, stale, stale_calls, repeats = xp.moveaxis(
@@ -151,9 +138,9 @@ def describe(
   steps_left = xp.maximum(max_steps - step, 1)
   weight = 1 / (1 + cost_weight)
   time = step / max_steps
-  facts = xp.broadcast_arrays(
+  terms = xp.broadcast_arrays(
     calls_left / MAX_CALLS,
-    # log(1 + MAX_CALLS) is about 3, so this fact is at most about 1.
+    # log(1 + MAX_CALLS) is about 3, so this term is at most about 1.
     xp.log1p(calls_left) / 3,
     xp.minimum(calls_left / steps_left, 1.0),
     (calls_left >= steps_left) | (calls_left >= MAX_CALLS),
@@ -166,13 +153,13 @@ def describe(
     xp.log1p(stale_calls) / 2,
     repeats / max_steps,
   )
-  return xp.stack(facts, axis=-1).astype(np.float32)
+  return xp.stack(terms, axis=-1).astype(np.float32)
 
 
-def estimate_one(
-  head: Heads, hidden_NxD: jax.Array, facts_NxF: jax.Array
+def estimate_each(
+  heads: Heads, features_NxD: jax.Array, terms_NxT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute value_N and advantage_NxA of decisions with one head of the ensemble.
+  """Compute values and advantages of decisions with each head.
 
   Value plus advantage is the Q value of a model: the expected return if this model acts
   now and the best allowed models act later. With the cost weight w the return is
@@ -180,24 +167,24 @@ def estimate_one(
   dollars count from this decision to the end of the episode.
 
   Args:
-    head: the parameters of one head, without the axis E.
-    hidden_NxD: the hidden states at the decisions.
-    facts_NxF: the result of `describe`.
+    heads: an ensemble, or one head without the axis E. NumPy arrays give NumPy arrays.
+    features_NxD: the features of the decisions' states.
+    terms_NxT: the result of `describe`.
 
   Returns:
-    value_N, and advantage_NxA with mean 0 over A.
+    value_ExN, and advantage_ExNxA with mean 0 over A; for one head without E.
   """
-  scaled_NxD = (hidden_NxD - head.scale.mean_D[None]) / head.scale.spread_D[None]
-  x_NxI = jnp.concatenate([scaled_NxD, facts_NxF], axis=-1)
-  advantage_NxA = ADVANTAGE_UNIT * _apply(head.advantage, x_NxI)
-  value_N = _apply(head.value, x_NxI)[:, 0]
-  return value_N, advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
+  scaled_NxD = (features_NxD - heads.scale.mean_D[None]) / heads.scale.spread_D[None]
+  xp = jnp if isinstance(features_NxD, jax.Array) else np
+  x_NxI = xp.concatenate([scaled_NxD, terms_NxT], axis=-1)
+  advantage_ExNxA = ADVANTAGE_UNIT * _apply(heads.advantage, x_NxI, xp)
+  value_ExN = _apply(heads.value, x_NxI, xp)[..., 0]
+  return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
 
 
-@jax.jit
 def estimate(
-  heads: Heads, hidden_RxD: jax.Array, facts_RxF: jax.Array, optimism: float = 0.0
-) -> tuple[jax.Array, jax.Array]:
+  heads: Heads, features_RxD: np.ndarray, terms_RxT: np.ndarray, optimism: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
   """Average values and advantages over the ensemble, and add the optimism.
 
   Optimism raises the advantage of each model costlier than SMALL. Then a costlier model
@@ -205,17 +192,16 @@ def estimate(
 
   Args:
     heads: the ensemble.
-    hidden_RxD: the hidden states at R decisions.
-    facts_RxF: the result of `describe`.
+    features_RxD: the features of R decisions' states.
+    terms_RxT: the result of `describe`.
     optimism: number of ensemble standard deviations to add. The standard deviation is
       over the heads' differences between the model's advantage and SMALL's.
 
   Returns:
-    value_R and advantage_RxA, as `estimate_one` defines them.
+    value_R and advantage_RxA, as `estimate_each` defines them.
   """
-  estimate_all = jax.vmap(estimate_one, (Heads(0, 0, None), None, None))
-  value_ExR, advantage_ExRxA = estimate_all(heads, hidden_RxD, facts_RxF)
-  spread_RxA = jnp.std(advantage_ExRxA - advantage_ExRxA[..., :1], axis=0)
+  value_ExR, advantage_ExRxA = estimate_each(heads, features_RxD, terms_RxT)
+  spread_RxA = np.std(advantage_ExRxA - advantage_ExRxA[..., :1], axis=0)
   return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + optimism * spread_RxA
 
 
@@ -244,9 +230,18 @@ def count_calls_left(left: Cap, outlook: Outlook) -> float:
   return min(calls, 1 + max(0.0, repeats))
 
 
-def _apply(layers: Layers, x_NxI: jax.Array) -> jax.Array:
-  """Apply one network of one value head, with SiLU after all layers but the last."""
-  *hidden, (weight_WxO, bias_O) = layers
-  for weight_IxW, bias_W in hidden:
-    x_NxI = jax.nn.silu(x_NxI @ weight_IxW + bias_W[None])
-  return x_NxI @ weight_WxO + bias_O[None]
+def _apply(layers: Layers, x_NxI: jax.Array, xp: ModuleType) -> jax.Array:
+  """Apply one network of each head, with SiLU after all layers but the last.
+
+  Args:
+    layers: the network's weights and biases.
+    x_NxI: the inputs.
+    xp: the module of the arrays, `numpy` or `jax.numpy`.
+  """
+  *hidden, (weight_ExWxO, bias_ExO) = layers
+  x_ExNxI = x_NxI
+  for weight_ExIxW, bias_ExW in hidden:
+    x_ExNxI = x_ExNxI @ weight_ExIxW + bias_ExW[..., None, :]
+    # SiLU; with tanh it overflows for no number.
+    x_ExNxI = x_ExNxI * (0.5 + 0.5 * xp.tanh(0.5 * x_ExNxI))
+  return x_ExNxI @ weight_ExWxO + bias_ExO[..., None, :]

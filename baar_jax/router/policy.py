@@ -7,22 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from jax.sharding import Mesh
 
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
 from baar_jax.router.head import (
-  FACTS,
   Heads,
+  States,
   count_calls_left,
-  count_progress,
   describe,
   estimate,
 )
-from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
-from baar_jax.router.reader import Reader
-from baar_jax.router.view import View
+from baar_jax.router.qwen2 import softmax
+from baar_jax.router.reader import Reader, StateReader
 
 TINY = 1e-12  # added to probabilities to keep their logarithms finite
 ARGMAX = 0.5  # the threshold of p(LARGE) that picks the most probable model
@@ -119,38 +116,29 @@ class Threshold:
 class RouterPolicy(Policy):
   """Decide by a router's logits, for all waiting episodes in one batch.
 
-  The router keeps a KV cache and reads only the new tokens of each episode.
-
   Attributes:
-    reads_hidden: Whether decisions need the hidden state instead of the logits.
+    reader: Reads what is new in each episode.
   """
-
-  reads_hidden = False
 
   def __init__(
     self,
     spec: PolicySpec,
-    model: Qwen2,
-    view: View,
+    reader: Reader | StateReader,
     rule: Rule,
-    rows: int,
-    mesh: Mesh | None = None,
+    usd_per_token: float = 0.0,
   ):
-    """Copy the model to this process's first device.
+    """Make a policy that decides by what a reader computes.
 
     Args:
       spec: the policy's parameters.
-      model: the trained router.
-      view: writes the text that the router reads.
+      reader: computes the logits of the router's decision tokens.
       rule: picks a model, given the probabilities.
-      rows: the largest number of episodes that are live at once.
-      mesh: the mesh that holds the model's parameters; None is one device.
+      usd_per_token: the price of a token that the router reads.
     """
     super().__init__(spec)
-    self._usd_per_token = view.config.usd_per_million_tokens / 1e6
+    self._usd_per_token = usd_per_token
     self._rule = rule
-    token_ids = None if self.reads_hidden else view.logit_ids
-    self.reader = Reader(model, view, token_ids, rows, mesh)
+    self.reader = reader
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decide for all episodes that wait for a decision.
@@ -159,8 +147,8 @@ class RouterPolicy(Policy):
     is the time of the whole batch, because every episode waits for the batch.
     """
     start_s = time.monotonic()
-    output_RxC, new_tokens_R = self.reader.read(ready)
-    p_RxA = self._predict(output_RxC, ready)
+    output, new_tokens_R = self.reader.read(ready)
+    p_RxA = self._predict(output, ready)
     latency_s = time.monotonic() - start_s
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -177,7 +165,7 @@ class RouterPolicy(Policy):
     return decisions
 
   def finish(self, live: Live) -> None:
-    """Free the KV cache's row of an episode that ended or starts again."""
+    """Free what the reader keeps of an episode that ended or starts again."""
     self.reader.forget(live)
 
   def compile(self) -> None:
@@ -193,14 +181,14 @@ class Situation(NamedTuple):
   """A decision to make, as the value heads and the rule that picks a model read it.
 
   Attributes:
-    facts_F: the result of `describe`.
+    terms_T: the result of `describe`.
     switch_A: the value of the dollars by which each model's next call exceeds a call
       with a warm prompt. With the cost weight w, a normalised dollar is worth
       w / (1 + w), so the unit is that of the advantages.
     models: the models that have acted, in order.
   """
 
-  facts_F: np.ndarray
+  terms_T: np.ndarray
   switch_A: np.ndarray
   models: list[int]
 
@@ -239,49 +227,38 @@ class ConditionedPolicy(RouterPolicy):
       counts.
   """
 
-  reads_hidden = True
-
   def __init__(
     self,
     spec: PolicySpec,
-    model: Qwen2,
-    view: View,
+    reader: StateReader,
     values: Values,
-    rows: int,
-    mesh: Mesh | None = None,
+    usd_per_token: float = 0.0,
   ):
-    """Copy the model to this process's first device, and keep the value heads.
+    """Make a policy that decides by value heads.
 
     Args:
       spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
         until the cap is spent.
-      model: the trunk; the heads read its hidden states.
-      view: writes the text that the trunk reads.
+      reader: computes the states that the heads read.
       values: the value heads, and how they decide.
-      rows: the largest number of episodes that are live at once.
-      mesh: the mesh that holds the model's parameters; None is one device.
+      usd_per_token: the price of a token that the trunk reads.
     """
-    super().__init__(spec, model, view, Threshold(), rows, mesh)
+    super().__init__(spec, reader, Threshold(), usd_per_token)
     self._values = values
     self.cost_weights = values.cost_weights
 
-  def compile(self) -> None:
-    """Compile the trunk for all batch shapes, and the value heads."""
-    super().compile()
-    hidden = np.zeros((1, len(self._values.heads.scale.mean_D)))
-    self._compare(hidden, np.zeros((1, FACTS)))
-
-  def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+  def _predict(self, states: States, ready: Sequence[Live]) -> np.ndarray:
     """Compute p_RxA: 1 for the model that `Values.pick` names, 0 for the others."""
-    check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
-    situations_R = [self._describe(live) for live in ready]
-    facts_RxF = np.stack([situation.facts_F for situation in situations_R])
-    advantage_RxA = self._compare(hidden_RxD, facts_RxF)
+    situations_R = list(map(self._describe, ready, states.progress_NxP))
+    terms_RxT = np.stack([situation.terms_T for situation in situations_R])
+    optimism = self.spec.optimism or 0.0
+    heads = self._values.heads
+    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT, optimism)
     model_R = list(map(self._values.pick, advantage_RxA, situations_R))
     return np.eye(advantage_RxA.shape[1])[model_R]
 
-  def _describe(self, live: Live) -> Situation:
-    """Compute the heads' facts and the rule's inputs of an episode's next decision."""
+  def _describe(self, live: Live, progress_P: np.ndarray) -> Situation:
+    """Compute the heads' terms and the rule's inputs of an episode's next decision."""
     values = self._values
     scale = values.heads.scale
     steps = live.history
@@ -291,25 +268,8 @@ class ConditionedPolicy(RouterPolicy):
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
     weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
     weight = next(weight for weight in weights if weight is not None)
-    *_, progress_P = count_progress(live.task.max_steps, steps)
-    facts_F = describe(
-      np.float64(count_calls_left(left, outlooks[-1])),
-      np.float64(weight),
-      np.array(progress_P, np.float64),
-    )
+    calls_left = np.float64(count_calls_left(left, outlooks[-1]))
+    terms_T = describe(calls_left, np.float64(weight), progress_P)
     usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
     switch_A = weight / (1 + weight) * usd_A / float(scale.unit_usd)
-    return Situation(facts_F, switch_A, [step.model for step in live.steps])
-
-  def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
-    """Compute advantage_RxA of the models with the value heads.
-
-    The batch is padded to the largest number of live episodes, so that the heads are
-    compiled for one shape only.
-    """
-    padding = ((0, self.reader.rows - len(hidden_RxD)), (0, 0))
-    hidden = np.pad(hidden_RxD, padding)
-    facts = np.pad(facts_RxF, padding)
-    optimism = self.spec.optimism or 0.0
-    _, advantage = estimate(self._values.heads, hidden, facts, optimism)
-    return np.asarray(advantage)[: len(hidden_RxD)]
+    return Situation(terms_T, switch_A, [step.model for step in live.steps])

@@ -1,4 +1,4 @@
-"""Feed new tokens to the router, with a KV cache row for each live episode."""
+"""Read live episodes: new tokens into the router's KV cache, or states for values."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,9 @@ from jax.sharding import Mesh
 
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
-from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.facts import Lexicon, Tracker
+from baar_jax.router.head import States
+from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
 # The router is compiled for each of these numbers of new tokens per row (NEW_TOKENS),
@@ -177,6 +179,72 @@ class Reader:
       self._graphdef, self._params, self._cache, inputs, self._token_ids
     )
     return np.asarray(output_RxC, np.float64), T
+
+
+class StateReader:
+  """Compute the states of live episodes, which the value heads read.
+
+  An episode's facts are updated by its new steps only. If its earlier steps have
+  changed, all of its steps are read again.
+
+  Attributes:
+    rows: The largest number of episodes that are live at once.
+  """
+
+  def __init__(
+    self, inputs: Sequence[str], lexicon: Lexicon, rows: int, trunk: Reader | None
+  ):
+    """Set up a reader without episodes.
+
+    Args:
+      inputs: the names of the features, see `ValueConfig.inputs`.
+      lexicon: looks up the statistics of the training episodes.
+      rows: the largest number of episodes that are live at once.
+      trunk: computes the hidden states; None if they are no input.
+    """
+    self.rows = rows
+    self._inputs = inputs
+    self._lexicon = lexicon
+    self._trunk = trunk
+    self._trackers: dict[Hashable, Tracker] = {}
+
+  def read(self, ready: Sequence[Live]) -> tuple[States, list[int]]:
+    """Compute the states of the R episodes that wait for a decision.
+
+    Returns:
+      The states, and the number of tokens that the trunk has read for each episode.
+    """
+    columns = []
+    new_tokens_R = [0] * len(ready)
+    if self._trunk:
+      hidden_RxD, new_tokens_R = self._trunk.read(ready)
+      check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
+      columns.append(hidden_RxD)
+    trackers = [self._follow(live) for live in ready]
+    columns.append(np.stack([tracker.read(self._inputs) for tracker in trackers]))
+    progress_RxP = np.array([tracker.progress for tracker in trackers])
+    return States(np.concatenate(columns, axis=1), progress_RxP), new_tokens_R
+
+  def forget(self, live: Live) -> None:
+    """Free what is kept of an episode that ended or starts again."""
+    self._trackers.pop(live.key, None)
+    if self._trunk:
+      self._trunk.forget(live)
+
+  def compile(self) -> None:
+    """Compile the trunk for all batch shapes."""
+    if self._trunk:
+      self._trunk.compile()
+
+  def _follow(self, live: Live) -> Tracker:
+    """Return the tracker of an episode, after its newest observation."""
+    tracker = self._trackers.get(live.key)
+    if tracker is None or not tracker.follows(live.steps, live.observation):
+      tracker = self._trackers[live.key] = Tracker(self._lexicon, live.task)
+    for step in live.steps[len(tracker.steps) :]:
+      tracker.act(step)
+    tracker.see(live.observation)
+    return tracker
 
 
 @jax.tree_util.register_dataclass

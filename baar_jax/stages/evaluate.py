@@ -19,7 +19,13 @@ from baar_jax.report.table import (
 )
 from baar_jax.report.texts import label_policy, terminal_table
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.router.head import Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import (
+  Heads,
+  States,
+  count_calls_left,
+  describe,
+  estimate,
+)
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
@@ -39,7 +45,7 @@ from baar_jax.train.jobs import (
   list_evaluation,
 )
 from baar_jax.train.listing import find_uncapped
-from baar_jax.train.values import States, load_heads, read_states
+from baar_jax.train.values import load_heads, read_states
 
 
 def main(run: Run) -> None:
@@ -303,9 +309,9 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   caps += [Cap(usd=usd) for usd in config.usd_budgets]
   scores = {cap: [] for cap in [*caps, Cap()]}
   for training in run.trainings():
-    heads = load_heads(training)
+    heads, vocabulary = load_heads(training)
     scale = heads.scale
-    states = read_states(training, openings)
+    states = read_states(training, vocabulary, openings)
     # LARGE's first call has the same forecast in all tasks.
     outlooks = training.billing.forecast_calls(
       openings[0].steps, scale.opening_tokens, scale.reply_tokens
@@ -330,8 +336,8 @@ def predict_scores(heads: Heads, states: States, calls_left: float) -> np.ndarra
   Returns:
     score_N in [0, 1].
   """
-  facts = describe(calls_left, 0.0, states.progress_NxP)
-  value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
+  terms = describe(calls_left, 0.0, states.progress_NxP)
+  value_N, advantage_NxA = estimate(heads, states.features_NxD, terms)
   if calls_left < 1:
     advantage_NxA = advantage_NxA[:, [SMALL]]
   return np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0)

@@ -26,6 +26,7 @@ from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.router import rivals
+from baar_jax.router.facts import Lexicon
 from baar_jax.router.policy import (
   ConditionedPolicy,
   RouterPolicy,
@@ -37,6 +38,7 @@ from baar_jax.router.policy import (
   pick_best,
 )
 from baar_jax.router.qwen2 import Qwen2, softmax
+from baar_jax.router.reader import Reader, StateReader
 from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train import jobs, listing, losses
@@ -138,12 +140,13 @@ class Loader:
       self._loaded = Loaded(family, lam, load_router(self.files, family, lam))
     return self._loaded
 
-  def load_trunk(self) -> Qwen2:
-    """Load the frozen trunk of the value heads: the router before SFT."""
+  def open_trunk(self) -> Reader:
+    """Open the reader of the value heads' frozen trunk: the router before SFT."""
+    files = self.files
+    view = files.open_trunk_view()
     if self._loaded is None or self._loaded.family != CONDITIONED:
-      model = load_initial(self.files, self.files.open_trunk_view())
-      self._loaded = Loaded(CONDITIONED, None, model)
-    return self._loaded.model
+      self._loaded = Loaded(CONDITIONED, None, load_initial(files, view))
+    return Reader(self._loaded.model, view, None, self.rows, files.mesh)
 
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
     """Return a router's probabilities p_NxA at stored training decisions.
@@ -254,19 +257,20 @@ def _build_conditioned(
   loader: Loader,
   pick: Callable[[np.ndarray, Situation], int] = pick_best,
 ) -> Policy:
-  """Build a policy on the value heads from their frozen trunk.
+  """Build a policy on the value heads.
 
   Args:
     spec: the policy.
-    loader: loads the trunk.
+    loader: loads the trunk, if the heads read its hidden state.
     pick: picks a model; see `Values.pick`.
   """
   files = loader.files
-  model = loader.load_trunk()
-  view = files.open_trunk_view()
-  cost_weights = files.config.value.cost_weights
-  values = Values(load_heads(files), cost_weights, files.billing, pick)
-  return ConditionedPolicy(spec, model, view, values, loader.rows, files.mesh)
+  settings = files.config.value
+  heads, vocabulary = load_heads(files)
+  values = Values(heads, settings.cost_weights, files.billing, pick)
+  trunk = loader.open_trunk() if "hidden" in settings.inputs else None
+  reader = StateReader(settings.inputs, Lexicon(vocabulary), loader.rows, trunk)
+  return ConditionedPolicy(spec, reader, values, files.usd_per_token)
 
 
 def _build_router(
@@ -287,7 +291,8 @@ def _build_router(
     loaded = loader.load(spec.family, spec.lam)
   view = files.open_view(proposals=policy is rivals.CascadePolicy)
   rule = _make_rule(spec, loader, loaded, view)
-  return policy(spec, loaded.model, view, rule, loader.rows, files.mesh)
+  reader = Reader(loaded.model, view, view.logit_ids, loader.rows, files.mesh)
+  return policy(spec, reader, rule, files.usd_per_token)
 
 
 def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> Rule:

@@ -253,14 +253,12 @@ def list_conditioned(config: Config, name: str) -> Specs:
   for weight in settings.cost_weights:
     yield dataclasses.replace(router, cost_weight=weight)
   least = dataclasses.replace(router, cost_weight=min(settings.cost_weights))
-  yield from under(config, least)
-  for optimism in OPTIMISM:
+  for weight in settings.capped_cost_weights:
+    told = dataclasses.replace(router, cost_weight=weight)
+    yield from under(config, told, dataclasses.replace(told, cap_conditioned=False))
+  for optimism in OPTIMISM[1:]:
     blind = dataclasses.replace(least, optimism=optimism, cap_conditioned=False)
-    # With optimism 0 and no cap, the cap-blind policy is the cap-conditioned policy,
-    # which is listed above.
-    if optimism:
-      yield blind
-    yield from under(config, blind)
+    yield from with_caps(config, blind)
 
 
 def list_valued(config: Config, name: str) -> Specs:

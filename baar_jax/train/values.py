@@ -9,8 +9,8 @@ Here r' is r minus 1 if a is costlier than SMALL, else r. The maximum is over th
 that r' allows. A step's gain, its cost and the next state s' do not depend on r and w.
 So each stored step is used with many randomly drawn r and w (our choice).
 
-Axes: N decisions, E heads, D width of a hidden state, P numbers of
-`head.count_progress`, A models.
+Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress`, A
+models.
 """
 
 import zipfile
@@ -27,7 +27,8 @@ from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale
+from baar_jax.router.facts import Lexicon, Tracker, Vocabulary, learn_vocabulary
+from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale, States
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
 from baar_jax.train.batches import Batcher
@@ -35,11 +36,13 @@ from baar_jax.train.checkpoint import RouterFiles, Training
 from baar_jax.train.trainer import ShardedRouter
 
 ROUND = 100  # The number of updates between two lines of the log.
-SPREAD_EPS = 1e-3  # Added to hidden states' standard deviations before a division.
+LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
-# The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)))
+# The structure of the arrays in the value heads' file.
+STRUCTURE = jax.tree.structure(
+  (Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)), Vocabulary(*range(8)))
+)
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -47,18 +50,6 @@ CAPPED_SHARE = 0.6  # The share of drawn decisions that get a cap (our choice).
 # The shares of drawn decisions that get cost weight 0 (our choice): of those with a
 # cap, and of those without a cap.
 ZERO_COST_WEIGHT_SHARES = 0.8, 0.1
-
-
-class States(NamedTuple):
-  """Describe stored decisions, without their caps and cost weights.
-
-  Attributes:
-    hidden_NxD: float32, the hidden states of the frozen trunk.
-    progress_NxP: int, the numbers of `head.count_progress`.
-  """
-
-  hidden_NxD: np.ndarray
-  progress_NxP: np.ndarray
 
 
 class Transitions(NamedTuple):
@@ -81,20 +72,39 @@ class Transitions(NamedTuple):
   last_N: np.ndarray
 
 
-def read_states(training: Training, episodes: Sequence[Episode]) -> States:
-  """Compute the states of the decisions of episodes, with the frozen trunk."""
+def read_states(
+  training: Training, vocabulary: Vocabulary, episodes: Sequence[Episode]
+) -> States:
+  """Compute the states of the decisions of episodes.
+
+  Args:
+    training: names the features, and has the frozen trunk if it is one of them.
+    vocabulary: the statistics that facts and words need.
+    episodes: the episodes.
+  """
   config = training.config
-  view = training.open_trunk_view()
-  model = checkpoint.load_initial(training, view)
-  # The list of token ids is empty, because the trunk computes no logits.
-  trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)
+  inputs = config.value.inputs
+  lexicon = Lexicon(vocabulary)
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
-  hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
+  columns = []
+  if "hidden" in inputs:
+    view = training.open_trunk_view()
+    model = checkpoint.load_initial(training, view)
+    # The list of token ids is empty, because the trunk computes no logits.
+    trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)
+    hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
+    columns.append(hidden_NxD.astype(np.float32))
+  features = []
   progress = []
   for episode in episodes:
-    max_steps = tasks[episode.task_id].max_steps
-    progress += head.count_progress(max_steps, episode.steps)
-  return States(hidden_NxD.astype(np.float32), np.array(progress))
+    tracker = Tracker(lexicon, tasks[episode.task_id])
+    for step in episode.steps:
+      tracker.see(step.observation)
+      features.append(tracker.read(inputs))
+      progress.append(tracker.progress)
+      tracker.act(step)
+  columns.append(np.array(features))
+  return States(np.concatenate(columns, axis=1), np.array(progress))
 
 
 def make_transitions(
@@ -141,7 +151,7 @@ def fit_values(training: Training) -> None:
   # All processes must agree: either all of them fit the heads, or none does.
   if all(exchange(path.exists())):
     return
-  heads, data = _open_heads(training)
+  heads, vocabulary, data = _open_heads(training)
   with training.progress("value", config.updates, 0, "update") as bar:
     for done, fitted, loss in fit_heads(heads, data, config, training.config.seed):
       training.log(stage="value", update=done, loss=loss)
@@ -151,25 +161,27 @@ def fit_values(training: Training) -> None:
   if training.is_main:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp.npz")
-    np.savez(draft, *map(np.asarray, jax.tree.leaves(heads)))
+    np.savez(draft, *map(np.asarray, jax.tree.leaves((heads, vocabulary))))
     draft.replace(path)
   exchange(None)  # Wait until the main process has written the file.
 
 
-def _open_heads(training: Training) -> tuple[Heads, Transitions]:
-  """Draw random heads, and load the transitions that they learn from."""
+def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
+  """Draw random heads, learn the vocabulary, and load the transitions to learn from."""
   config = training.config
   settings = config.value
   episodes = dataset.load_value_episodes(training.store, config)
-  states = read_states(training, episodes)
-  train_ids = [task.id for task in training.store.tasks("train")]
-  profiles = dataset.profile_tasks(config, train_ids, episodes)
+  tasks = {task.id: task for task in training.store.tasks("train")}
+  vocabulary = learn_vocabulary(tasks, episodes)
+  states = read_states(training, vocabulary, episodes)
+  profiles = dataset.profile_tasks(config, [*tasks], episodes)
   unit_usd = rewards.mean_large_usd(profiles.values())
   scale = measure_scale(states, episodes, unit_usd)
   data = make_transitions(states, episodes, unit_usd)
   key = jax.random.key(config.seed)
   widths = settings.value_width, settings.advantage_width
-  return head.draw_heads(key, settings.heads, widths, training.models, scale), data
+  heads = head.draw_heads(key, settings.heads, widths, training.models, scale)
+  return heads, vocabulary, data
 
 
 def measure_scale(
@@ -192,9 +204,10 @@ def measure_scale(
           reply_tokens.append(call.usage.completion_tokens)
           if number == 0:
             opening_tokens.append(call.usage.prompt_tokens)
+  spread_D = states.features_NxD.std(axis=0)
   return Scale(
-    states.hidden_NxD.mean(axis=0),
-    states.hidden_NxD.std(axis=0) + SPREAD_EPS,
+    states.features_NxD.mean(axis=0),
+    np.where(spread_D > LEAST_SPREAD, spread_D, 1.0).astype(np.float32),
     np.float32(unit_usd),
     np.float32(np.mean(opening_tokens or 0)),
     np.float32(np.mean(reply_tokens or 0)),
@@ -382,9 +395,9 @@ def _estimate(
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
   cost_weight_N = 1 / regime.score_weight_N - 1
-  facts_NxF = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
+  terms_NxT = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
   one_head = Heads(*nets, scale)
-  return head.estimate_one(one_head, states.hidden_NxD, facts_NxF)
+  return head.estimate_each(one_head, states.features_NxD, terms_NxT)
 
 
 def _update(
@@ -399,7 +412,7 @@ def _update(
 
   Each decision has a randomly drawn cap and cost weight. In the first `return_share` of
   the updates the targets are Monte-Carlo returns, afterwards the results of
-  `compute_target`. Noise is added to the hidden states, except those that give targets.
+  `compute_target`. Noise is added to the features, except those that give targets.
 
   Args:
     optimizer: the optimizer.
@@ -430,9 +443,10 @@ def _update(
   )
   use_returns = done <= int(config.return_share * config.updates)
   target_N = jnp.where(use_returns, regime.weigh(*returns), target_N)
-  noise_NxD = jax.random.normal(keys[5], drawn.states.hidden_NxD.shape)
+  noise_NxD = jax.random.normal(keys[5], drawn.states.features_NxD.shape)
   noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
-  noisy = drawn.states._replace(hidden_NxD=drawn.states.hidden_NxD + noise_NxD)
+  noisy_NxD = drawn.states.features_NxD + noise_NxD
+  noisy = drawn.states._replace(features_NxD=noisy_NxD)
 
   def compute_loss(nets: Nets) -> jax.Array:
     """Compute the mean squared difference between estimated and target Q values."""
@@ -458,8 +472,8 @@ def _apply_gradient(
   return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state)
 
 
-def load_heads(files: RouterFiles) -> Heads:
-  """Load the value heads of a training from their file.
+def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
+  """Load the value heads of a training, and the vocabulary that they read with.
 
   Raises:
     ValueError: the file is missing or damaged, or another version has written it.
@@ -470,10 +484,10 @@ def load_heads(files: RouterFiles) -> Heads:
       leaves = list(stored.values())
     for x in leaves:
       check_finite(x, "heads")
-    heads = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.FACTS,):
+    heads, vocabulary = jax.tree.unflatten(STRUCTURE, leaves)
+    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.TERMS,):
       raise ValueError("another version wrote it")
-    return heads
+    return heads, vocabulary
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"{path} is missing or damaged ({error}): delete it if it exists, then run "

@@ -1,0 +1,428 @@
+"""Compute facts and words of a step from text alone (our choice).
+
+No environment's code or vocabulary is used: rarities, verbs and directions are learned
+from training tasks and their episodes. Live decisions, the endpoint and training follow
+episodes with the same code, step by step.
+
+Axes: N steps, W words of task descriptions, O observations, V verbs, H hash buckets,
+C directions.
+"""
+
+import functools
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baar_jax.episode import SMALL, Episode, Step, Task
+
+WORD = re.compile(r"[a-z]{3,}")
+PIECE = re.compile(r"[,\n]")
+BUCKETS = 512  # H, number of hash buckets of (field, word)
+DIRECTIONS = 48  # C, number of directions of the hashed words
+OBSERVATION_CHARS = 400  # only these first characters of an observation are hashed
+VERBS = 12  # V, the largest number of known verbs
+# A step has a kind if the best offer's overlap, times the rarity of its verb, is above
+# this number.
+LEAST_STRENGTH = 0.1
+# An episode without a LARGE call counts as this number of steps since the last one.
+NO_LARGE = 40
+FACTS = 25 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
+
+
+class Vocabulary(NamedTuple):
+  """The statistics of training tasks and episodes that facts and words need.
+
+  Texts are stored as hashes.
+
+  Attributes:
+    word_W: uint32, the words of the training tasks.
+    idf_W: float32, the logarithm of (number of tasks / number of tasks with the word).
+    new_idf: float32, the same for words that no training task has.
+    observation_O: uint32, the observations that several training tasks have.
+    share_O: float32, the share of training tasks that have the observation.
+    verb_V: uint32, the first words of actions that observations offer, most frequent
+      first; 0 is padding.
+    rarity_V: float32 in [0, 1], near 1 if few observations offer the verb.
+    directions_HxC: float32, the directions of the hashed words.
+  """
+
+  word_W: np.ndarray
+  idf_W: np.ndarray
+  new_idf: np.ndarray
+  observation_O: np.ndarray
+  share_O: np.ndarray
+  verb_V: np.ndarray
+  rarity_V: np.ndarray
+  directions_HxC: np.ndarray
+
+
+def hash_text(text: str) -> int:
+  """Return the CRC-32 of a text."""
+  return zlib.crc32(text.encode())
+
+
+@functools.lru_cache(1 << 14)
+def find_words(text: str) -> frozenset[str]:
+  """Return the words of a text: three or more letters, in lower case."""
+  return frozenset(WORD.findall(text.lower()))
+
+
+@functools.lru_cache(1 << 14)
+def find_pieces(text: str) -> tuple[str, ...]:
+  """Split a text at commas and line ends; drop each piece's label before a colon."""
+  pieces = [piece.strip().split(": ")[-1] for piece in PIECE.split(text.lower())]
+  return tuple(filter(None, pieces))
+
+
+def find_verb(text: str) -> str:
+  """Return the first word of an action or of a piece."""
+  return text.split(" ", 1)[0].lower()
+
+
+@functools.lru_cache(1 << 14)
+def find_buckets(field: str, text: str) -> tuple[int, ...]:
+  """Return the hash buckets of a text's words.
+
+  Args:
+    field: the part of the step that the text belongs to.
+    text: the text.
+  """
+  buckets = {hash_text(f"{field}|{word}") % BUCKETS for word in find_words(text)}
+  return tuple(buckets)
+
+
+def hash_words(task: Task, observation: str, actions: Sequence[str]) -> np.ndarray:
+  """Mark the hashed (field, word) pairs of a step.
+
+  Args:
+    task: the task.
+    observation: the newest observation.
+    actions: the actions so far; the last two are read.
+
+  Returns:
+    float32 [H], 1 for the buckets of the pairs, else 0.
+  """
+  mark_H = np.zeros(BUCKETS, np.float32)
+  opening = observation[:OBSERVATION_CHARS]
+  fields = [("task", task.description), ("observation", opening)]
+  fields += zip(("last", "before"), actions[:-3:-1])
+  for field, text in fields:
+    mark_H[list(find_buckets(field, text))] = 1.0
+  return mark_H
+
+
+def learn_vocabulary(
+  tasks: Mapping[str, Task], episodes: Iterable[Episode]
+) -> Vocabulary:
+  """Learn the vocabulary of training tasks and of their episodes.
+
+  The directions are those of the largest variance of the hashed words over all steps.
+
+  Args:
+    tasks: the training tasks by id.
+    episodes: episodes of these tasks.
+  """
+  counts = Counter()
+  for task in tasks.values():
+    counts.update(find_words(task.description))
+  tasks_of = {}
+  used = Counter()
+  offered = Counter()
+  step_count = 0
+  sum_H = np.zeros(BUCKETS)
+  product_HxH = np.zeros((BUCKETS, BUCKETS))
+  for episode in episodes:
+    marks = []
+    actions = []
+    for step in episode.steps:
+      tasks_of.setdefault(step.observation, set()).add(episode.task_id)
+      offered.update({*map(find_verb, find_pieces(step.observation))})
+      used[find_verb(step.action)] += 1
+      marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
+      actions.append(step.action)
+    mark_NxH = np.array(marks)
+    step_count += len(marks)
+    sum_H += mark_NxH.sum(axis=0)
+    product_HxH += mark_NxH.T @ mark_NxH
+  mean_H = sum_H / step_count
+  covariance_HxH = product_HxH / step_count - np.outer(mean_H, mean_H)
+  _, vectors_HxH = np.linalg.eigh(covariance_HxH)
+  shared = {text: len(ids) for text, ids in tasks_of.items() if len(ids) > 1}
+  verbs = [verb for verb, _ in used.most_common() if verb and offered[verb]][:VERBS]
+  rarity = [-math.log((offered[v] + 1) / (step_count + 1)) / 2 for v in verbs]
+  padding = (0, VERBS - len(verbs))
+  return Vocabulary(
+    np.array([*map(hash_text, counts)], np.uint32),
+    np.log(len(tasks) / np.array([*counts.values()])).astype(np.float32),
+    np.float32(math.log(len(tasks))),
+    np.array([*map(hash_text, shared)], np.uint32),
+    (np.array([*shared.values()]) / len(tasks)).astype(np.float32),
+    np.pad(np.array([*map(hash_text, verbs)], np.uint32), padding),
+    np.pad(np.minimum(rarity, 1.0).astype(np.float32), padding),
+    vectors_HxH[:, : -DIRECTIONS - 1 : -1].astype(np.float32),
+  )
+
+
+class Lexicon:
+  """Look up the statistics of a vocabulary by text."""
+
+  def __init__(self, vocabulary: Vocabulary):
+    """Index the vocabulary."""
+    self._idf_of = dict(zip(vocabulary.word_W.tolist(), vocabulary.idf_W.tolist()))
+    self._new_idf = float(vocabulary.new_idf)
+    self._share_of = dict(
+      zip(vocabulary.observation_O.tolist(), vocabulary.share_O.tolist())
+    )
+    verbs = [verb for verb in vocabulary.verb_V.tolist() if verb]
+    self._index_of = {verb: index for index, verb in enumerate(verbs)}
+    self.rarity_V = vocabulary.rarity_V
+    self.directions_HxC = vocabulary.directions_HxC
+
+  def weigh_words(self, text: str) -> dict[str, float]:
+    """Return each word of a task's description with its weight; they add up to 1."""
+    words = find_words(text)
+    idf = {word: self._idf_of.get(hash_text(word), self._new_idf) for word in words}
+    total = sum(idf.values()) or 1.0
+    return {word: value / total for word, value in idf.items()}
+
+  def share(self, observation: str) -> float:
+    """Return the share of training tasks that have an observation; 0 if at most one."""
+    return self._share_of.get(hash_text(observation), 0.0)
+
+  def index(self, text: str) -> int | None:
+    """Return the index of the known verb that a text begins with; None if unknown."""
+    return self._index_of.get(hash_text(find_verb(text)))
+
+
+class Trials(NamedTuple):
+  """Count what one model did at steps with a kind.
+
+  Attributes:
+    misses_V: steps of each kind without progress.
+    hits_V: steps of each kind at which the model took the offer and saw a new
+      observation.
+  """
+
+  misses_V: np.ndarray
+  hits_V: np.ndarray
+
+
+class Tracker:
+  """Follow one episode and compute the facts of its next decision.
+
+  Call `see` with each observation before its decision, and `act` with the step after
+  it.
+
+  Attributes:
+    task: the task of the episode.
+    steps: the steps so far.
+    observation: the observation that waits for a decision; None after `act`.
+    progress: six counts: earlier steps; earlier LARGE calls; the task's `max_steps`;
+      steps since the last new observation; LARGE calls since the last new observation;
+      observations that repeat an earlier one.
+  """
+
+  def __init__(self, lexicon: Lexicon, task: Task):
+    """Start before the first observation of a task."""
+    self.task = task
+    self.steps: list[Step] = []
+    self.observation: str | None = None
+    self._lexicon = lexicon
+    self._weight_of = lexicon.weigh_words(task.description)
+    self._actions: list[str] = []
+    self._seen = Counter()
+    self._pairs = Counter()
+    self._action_counts = Counter()
+    self._verbs = set()
+    self._acted_V = np.zeros(VERBS)
+    self._covered = set()
+    self._large_calls = 0
+    self._newest = self._newest_calls = 0
+    self._since_large = NO_LARGE
+    self._run = 0
+    self._stale = [0, 0]
+    self._fresh = [0, 0]
+    self._score = self._gain = 0.0
+    self._rise = 0
+    self._since_rise = [0, 0]
+    self._kind: int | None = None
+    self._trials = [Trials(np.zeros(VERBS), np.zeros(VERBS)) for _ in range(2)]
+
+  def follows(self, steps: Sequence[Step], observation: str) -> bool:
+    """Tell whether an episode begins with what this tracker has seen."""
+    count = len(self.steps)
+    if self.steps != list(steps[:count]) or count > len(steps):
+      return False
+    expected = steps[count].observation if count < len(steps) else observation
+    return self.observation in (None, expected)
+
+  def see(self, observation: str) -> None:
+    """Take in the observation before a decision; a second call changes nothing."""
+    if self.observation is not None:
+      return
+    self.observation = observation
+    is_new = not self._seen[observation]
+    self._same = bool(self.steps) and observation == self.steps[-1].observation
+    self._pair_count = 0
+    if self.steps:
+      step = self.steps[-1]
+      is_large = int(step.model != SMALL)
+      pair = step.action, observation
+      self._pair_count = self._pairs[pair]
+      self._pairs[pair] += 1
+      (self._fresh if is_new else self._stale)[is_large] += 1
+      if self._kind is not None:
+        is_taken = self._lexicon.index(step.action) == self._kind
+        trials = self._trials[is_large]
+        (trials.hits_V if is_taken and is_new else trials.misses_V)[self._kind] += 1
+    if is_new:
+      self._newest, self._newest_calls = len(self.steps), self._large_calls
+    self._is_new = is_new
+    self._seen[observation] += 1
+    words = find_words(observation) & self._weight_of.keys()
+    if not self.steps:
+      self._first = words
+    self._new_words = words - self._covered - self._first
+    self._words = words
+    if self.steps:
+      self._covered |= words
+    self._find_offers(observation)
+
+  def act(self, step: Step) -> None:
+    """Take in a step, with its action and the score after it."""
+    self.see(step.observation)
+    self.steps.append(step)
+    self.observation = None
+    self._actions.append(step.action)
+    self._action_counts[step.action] += 1
+    verb = find_verb(step.action)
+    self._is_new_verb = verb not in self._verbs
+    self._verbs.add(verb)
+    index = self._lexicon.index(step.action)
+    if index is not None:
+      self._acted_V[index] += 1
+    is_large = int(step.model != SMALL)
+    self._since_large = 0 if is_large else self._since_large + 1
+    self._run = 0 if is_large else self._run + 1
+    self._large_calls += step.large_calls
+    score = self._score if step.score is None else step.score
+    self._gain = score - self._score
+    self._score = score
+    self._since_rise[is_large] += 1
+    if self._gain > 0:
+      self._rise, self._since_rise = len(self.steps), [0, 0]
+
+  @property
+  def progress(self) -> tuple[int, ...]:
+    """Return the counts of progress and repetition before the decision."""
+    index = len(self.steps)
+    return (
+      index,
+      self._large_calls,
+      self.task.max_steps,
+      index - self._newest,
+      self._large_calls - self._newest_calls,
+      index + 1 - len(self._seen),
+    )
+
+  def read(self, inputs: Sequence[str]) -> np.ndarray:
+    """Compute the inputs "facts" and "words" of the next decision.
+
+    Args:
+      inputs: the names of the inputs; others are left out.
+    """
+    columns = [np.zeros(0, np.float32)]
+    if "facts" in inputs:
+      columns.append(self.facts)
+    if "words" in inputs:
+      columns.append(self.words)
+    return np.concatenate(columns)
+
+  @property
+  def facts(self) -> np.ndarray:
+    """Compute the facts of the next decision, float32 of size `FACTS`."""
+    last_large = bool(self.steps) and self.steps[-1].model != SMALL
+    logs = [
+      max(self._action_counts.values(), default=0),
+      len(self._action_counts),
+      *self._stale,
+      *self._fresh,
+      *self._since_rise,
+    ]
+    long_logs = [self._since_large, self._run, len(self.steps) - self._rise]
+    values = [
+      self._overlap(self._words),
+      self._overlap(self._first),
+      self._overlap(self._new_words),
+      self._overlap(self._covered),
+      *(self._overlap(find_words(action)) for action in self._last_actions),
+      self._same,
+      min(self._pair_count, 3),
+      min(self._seen[self.observation] - 1, 4),
+      self._lexicon.share(self.observation),
+      math.log1p(len(self.observation)) / 5,
+      bool(self.steps) and self._is_new_verb,
+      last_large,
+      last_large and self._is_new,
+      self._score,
+      self._gain,
+    ]
+    counts = np.log1p(logs), np.log1p(long_logs) / 3
+    offers = self._offer_facts()
+    return np.concatenate([values, *counts, *offers]).astype(np.float32)
+
+  @property
+  def words(self) -> np.ndarray:
+    """Compute the hashed words' directions of the next decision, float32 [C]."""
+    mark_H = hash_words(self.task, self.observation, self._actions)
+    return mark_H @ self._lexicon.directions_HxC
+
+  @property
+  def _last_actions(self) -> tuple[str, str]:
+    """Return the last action and the one before; "" where there is none."""
+    last, before, *_ = [*self._actions[:-3:-1], "", ""]
+    return last, before
+
+  def _overlap(self, words: Iterable[str]) -> float:
+    """Add up the weights of the task's words among some words."""
+    return sum(self._weight_of.get(word, 0.0) for word in words)
+
+  def _find_offers(self, observation: str) -> None:
+    """Find the best offer of each known verb, and the kind of the step.
+
+    An offer is a piece of the observation that begins with a known verb.
+    """
+    self._offer_V = np.zeros(VERBS)
+    for piece in find_pieces(observation):
+      index = self._lexicon.index(piece)
+      if index is not None:
+        fit = self._overlap(find_words(piece))
+        self._offer_V[index] = max(self._offer_V[index], fit)
+    strength_V = self._offer_V * self._lexicon.rarity_V
+    self._strength = strength_V.max()
+    self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
+
+  def _offer_facts(self) -> list[Sequence[float]]:
+    """Compute the facts about offers; all are 0 if nothing is offered."""
+    kind_V = np.zeros(VERBS)
+    of_kind = np.zeros(4)
+    all_V = [counts_V for trials in self._trials for counts_V in trials]
+    if self._kind is not None:
+      kind_V[self._kind] = 1
+      of_kind = np.array([counts_V[self._kind] for counts_V in all_V])
+    totals = [counts_V.sum() for counts_V in all_V]
+    most_misses = [trials.misses_V.max() for trials in self._trials]
+    counts = np.log1p([*of_kind, *totals, *most_misses])
+    verbs = np.log1p(self._acted_V)
+    return [
+      [self._strength, float(self._kind is not None)],
+      counts,
+      self._offer_V,
+      kind_V,
+      verbs,
+    ]
