@@ -31,7 +31,7 @@ VERBS = 12  # V, the largest number of known verbs
 LEAST_STRENGTH = 0.1
 # An episode without a LARGE call counts as this number of steps since the last one.
 NO_LARGE = 40
-FACTS = 25 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
+FACTS = 27 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
 
 
 class Vocabulary(NamedTuple):
