@@ -11,6 +11,7 @@ were spent.
 """
 
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -61,8 +62,12 @@ def measure_area(half: Half, names: list[str], metric: str) -> np.ndarray:
 
 
 def measure_capped(half: Half, names: list[str], metric: str) -> np.ndarray:
-  """Compute the resampled mean of the policy that is best on the choosing half."""
-  best = half.choosing.mean([metric]).round(12).loc[names, metric].idxmax()
+  """Compute the resampled mean of the policy that is best on the choosing half.
+
+  As on dev, the best policy has the highest sum of SR and success.
+  """
+  mean = half.choosing.mean(METRICS).round(12)
+  best = mean.loc[names].sum(axis=1).idxmax()
   return half.measuring.resampled[metric].loc[best].to_numpy()
 
 
@@ -97,7 +102,8 @@ def print_forecasts(
   print(
     "\n| budget | policy | forecast | spent | forecast / spent |\n|---|---|---|---|---|"
   )
-  scale = load_heads(files).scale
+  heads, _ = load_heads(files)
+  scale = heads.scale
   tokens = [scale.opening_tokens, scale.reply_tokens]
   mean = data.mean([data.sr])
   by_cap = {}
@@ -124,20 +130,21 @@ def main(directories: list[str]) -> None:
     specs = list_played(store, list_specs(config), config, "dev")
     halves = split_tasks(load_split(store, specs, config, "dev"))
     caps = sorted({spec.cap.calls for spec in specs if spec.cap.calls is not None})
-    titles = [*(f"K = {K}" for K in caps), *(f"area {metric}" for metric in METRICS)]
+    cells_of = list(itertools.product(METRICS, caps))
+    titles = [f"{metric} K = {K}" for metric, K in cells_of]
+    titles += [f"area {metric}" for metric in METRICS]
     print(f"\n| {directory} | {' | '.join(titles)} |\n|{'---|' * (1 + len(titles))}")
     families = dict.fromkeys(spec.family for spec in specs)
     for family in sorted(families, key=lambda name: name != CONDITIONED):
       listed = [spec for spec in specs if spec.family == family]
       cells = []
-      for K in caps:
+      for metric, K in cells_of:
         names = [spec.key for spec in listed if spec.cap.calls == K]
-        metric = halves[0].measuring.sr
         if not names:
           cells.append("")
           continue
         value_B = np.mean([measure_capped(h, names, metric) for h in halves], axis=0)
-        cells.append(write_cell(value_B, first.setdefault(K, value_B)))
+        cells.append(write_cell(value_B, first.setdefault((metric, K), value_B)))
       for metric in METRICS:
         names = [spec.key for spec in listed]
         value_B = np.mean([measure_area(h, names, metric) for h in halves], axis=0)

@@ -158,7 +158,8 @@ def choose_on_dev(
 
   - the boundary policies,
   - each family's policies on its upper hull, by each of METRICS,
-  - each family's policy with the highest SR under each cap (the first of equal ones),
+  - each family's policy with the highest sum of SR and success under each cap (the
+    first of equal ones; our choice),
   - the headline's policy, and a typical policy of each family (see `Choice`).
 
   Episodes on test play no part, so that the results on test are unbiased.
@@ -188,8 +189,8 @@ def choose_on_dev(
       # If there is no headline, the family's first policy is typical.
       distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
       typical[family] = distances.idxmin()
-  capped = data.entries[is_capped].assign(sr=mean[data.sr])
-  best = capped.groupby(["family", *BUDGETS], dropna=False).sr.idxmax()
+  capped = data.entries[is_capped].assign(merit=mean[[*METRICS]].sum(axis=1))
+  best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
   return Choice(mean, listed, main, [*best], vertices, headline, typical)
