@@ -23,6 +23,7 @@ from baar_jax.rollout.rules import RulePolicy, take_randomly
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.reader import Reader
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
@@ -172,7 +173,8 @@ def decide(subject: Subject, setting: Setting) -> float:
     Milliseconds per step of all `setting.live` episodes.
   """
   view = subject.views[setting.view]
-  policy = RouterPolicy(BENCH, subject.model, view, Threshold(), setting.live)
+  reader = Reader(subject.model, view, view.logit_ids, setting.live)
+  policy = RouterPolicy(BENCH, reader, Threshold())
   # JAX compiles during the first pass over the episodes' steps. Only the second pass is
   # measured.
   for _ in range(2):

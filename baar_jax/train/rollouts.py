@@ -13,6 +13,7 @@ from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, Config
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
+from baar_jax.router.reader import Reader
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
@@ -271,7 +272,8 @@ def _play_rollouts(
     model = learner.trainer.model
     view = learner.batcher.view
     rows = training.live_episodes
-    return RouterPolicy(spec, model, view, Sample(spec.key), rows, training.mesh)
+    reader = Reader(model, view, view.logit_ids, rows, training.mesh)
+    return RouterPolicy(spec, reader, Sample(spec.key), training.usd_per_token)
 
   updates = training.config.bopo.updates
   name = label_family(spec.family)
