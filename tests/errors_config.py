@@ -168,7 +168,7 @@ CASES = [
     command("report"),
   ),
   (
-    "--config=none.py: no such file; take one of configs/{alfworld,appworld,quickstart,reproduce,sandbox,sciworld,smollm2}.py, or a file with get_config()",
+    "--config=none.py: no such file; take one of configs/{alfworld,appworld,quickstart,reproduce,sandbox,sciworld}.py, or a file with get_config()",
     command("--config=none.py"),
   ),
   (

@@ -14,7 +14,6 @@ from baar_jax.llms.wire import PRESUMED
 from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
-from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import (
   CallFields,
   Conversation,
@@ -24,7 +23,13 @@ from baar_jax.serve.request import (
   read_messages,
 )
 from baar_jax.serve.routed import Budgets, ClientCall, RoutedCall, Upstream
-from baar_jax.serve.sessions import ScoredSession, Session, Sessions, add_sessions
+from baar_jax.serve.sessions import (
+  Decider,
+  ScoredSession,
+  Session,
+  Sessions,
+  add_sessions,
+)
 from baar_jax.store import Store
 from baar_jax.train.jobs import cap_spec
 
