@@ -17,7 +17,7 @@ from baar_jax.llms.calls import read_spent
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.sessions import Decider
+from baar_jax.serve.exchange import Decider
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.

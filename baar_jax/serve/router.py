@@ -11,8 +11,8 @@ from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.serve.exchange import Decider
 from baar_jax.serve.request import Conversation, bound_tokens, read_messages
-from baar_jax.serve.sessions import Decider
 from baar_jax.store import read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import open_router
