@@ -25,6 +25,7 @@ PIECE = re.compile(r"[,\n]")
 BUCKETS = 512  # H, number of hash buckets of (field, word)
 DIRECTIONS = 48  # C, number of directions of the hashed words
 OBSERVATION_CHARS = 400  # only these first characters of an observation are hashed
+MARKED_EPISODES = 2000  # the directions are learned from about this many episodes
 VERBS = 12  # V, the largest number of known verbs
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
@@ -117,11 +118,12 @@ def hash_words(task: Task, observation: str, actions: Sequence[str]) -> np.ndarr
 
 
 def learn_vocabulary(
-  tasks: Mapping[str, Task], episodes: Iterable[Episode]
+  tasks: Mapping[str, Task], episodes: Sequence[Episode]
 ) -> Vocabulary:
   """Learn the vocabulary of training tasks and of their episodes.
 
-  The directions are those of the largest variance of the hashed words over all steps.
+  The directions are those of the largest variance of the hashed words over the steps
+  of at most about `MARKED_EPISODES` episodes.
 
   Args:
     tasks: the training tasks by id.
@@ -133,28 +135,21 @@ def learn_vocabulary(
   tasks_of = {}
   used = Counter()
   offered = Counter()
-  step_count = 0
-  sum_H = np.zeros(BUCKETS)
-  product_HxH = np.zeros((BUCKETS, BUCKETS))
-  for episode in episodes:
-    marks = []
+  marks = []
+  stride = math.ceil(len(episodes) / MARKED_EPISODES)
+  for number, episode in enumerate(episodes):
     actions = []
     for step in episode.steps:
       tasks_of.setdefault(step.observation, set()).add(episode.task_id)
       offered.update({*map(find_verb, find_pieces(step.observation))})
       used[find_verb(step.action)] += 1
-      marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
+      if number % stride == 0:
+        marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
       actions.append(step.action)
-    mark_NxH = np.array(marks)
-    step_count += len(marks)
-    sum_H += mark_NxH.sum(axis=0)
-    product_HxH += mark_NxH.T @ mark_NxH
-  mean_H = sum_H / step_count
-  covariance_HxH = product_HxH / step_count - np.outer(mean_H, mean_H)
-  _, vectors_HxH = np.linalg.eigh(covariance_HxH)
+  _, vectors_HxH = np.linalg.eigh(np.cov(np.array(marks), rowvar=False))
   shared = {text: len(ids) for text, ids in tasks_of.items() if len(ids) > 1}
   verbs = [verb for verb, _ in used.most_common() if verb and offered[verb]][:VERBS]
-  rarity = [-math.log((offered[v] + 1) / (step_count + 1)) / 2 for v in verbs]
+  rarity = [-math.log((offered[v] + 1) / (used.total() + 1)) / 2 for v in verbs]
   padding = (0, VERBS - len(verbs))
   return Vocabulary(
     np.array([*map(hash_text, counts)], np.uint32),
@@ -178,8 +173,8 @@ class Lexicon:
     self._share_of = dict(
       zip(vocabulary.observation_O.tolist(), vocabulary.share_O.tolist())
     )
-    verbs = [verb for verb in vocabulary.verb_V.tolist() if verb]
-    self._index_of = {verb: index for index, verb in enumerate(verbs)}
+    self.verbs = vocabulary.verb_V.tolist()
+    self._index_of = {verb: n for n, verb in enumerate(self.verbs) if verb}
     self.rarity_V = vocabulary.rarity_V
     self.directions_HxC = vocabulary.directions_HxC
 
@@ -199,19 +194,6 @@ class Lexicon:
     return self._index_of.get(hash_text(find_verb(text)))
 
 
-class Trials(NamedTuple):
-  """Count what one model did at steps with a kind.
-
-  Attributes:
-    misses_V: steps of each kind without progress.
-    hits_V: steps of each kind at which the model took the offer and saw a new
-      observation.
-  """
-
-  misses_V: np.ndarray
-  hits_V: np.ndarray
-
-
 class Tracker:
   """Follow one episode and compute the facts of its next decision.
 
@@ -222,9 +204,6 @@ class Tracker:
     task: the task of the episode.
     steps: the steps so far.
     observation: the observation that waits for a decision; None after `act`.
-    progress: six counts: earlier steps; earlier LARGE calls; the task's `max_steps`;
-      steps since the last new observation; LARGE calls since the last new observation;
-      observations that repeat an earlier one.
   """
 
   def __init__(self, lexicon: Lexicon, task: Task):
@@ -234,29 +213,29 @@ class Tracker:
     self.observation: str | None = None
     self._lexicon = lexicon
     self._weight_of = lexicon.weigh_words(task.description)
-    self._actions: list[str] = []
-    self._seen = Counter()
-    self._pairs = Counter()
-    self._action_counts = Counter()
-    self._verbs = set()
-    self._acted_V = np.zeros(VERBS)
-    self._covered = set()
+    self._seen = Counter()  # observations
+    self._results = Counter()  # (action, observation that it brought)
+    self._actions = Counter()
+    self._verbs = Counter()
     self._large_calls = 0
-    self._newest = self._newest_calls = 0
-    self._since_large = NO_LARGE
-    self._run = 0
-    self._stale = [0, 0]
-    self._fresh = [0, 0]
+    self._small_run = 0  # SMALL's steps since LARGE's last one
+    self._newest = self._newest_calls = 0  # steps and LARGE calls at the last new one
     self._score = self._gain = 0.0
-    self._rise = 0
-    self._since_rise = [0, 0]
+    self._rise = 0  # the number of steps when the score rose last
+    self._since_rise = [0, 0]  # steps since then, by model
+    # Words of the task in the newest observation, in the first one, new in the newest
+    # one, and in all but the first.
+    self._words = self._first = self._new_words = self._covered = frozenset()
+    # Results that were repeated or new, by model.
+    self._outcomes = np.zeros((2, 2))
+    # Steps with a kind: offers that were not or were taken to a new result, by model.
+    self._trials = np.zeros((2, 2, VERBS))
     self._kind: int | None = None
-    self._trials = [Trials(np.zeros(VERBS), np.zeros(VERBS)) for _ in range(2)]
 
   def follows(self, steps: Sequence[Step], observation: str) -> bool:
     """Tell whether an episode begins with what this tracker has seen."""
     count = len(self.steps)
-    if self.steps != list(steps[:count]) or count > len(steps):
+    if count > len(steps) or self.steps != list(steps[:count]):
       return False
     expected = steps[count].observation if count < len(steps) else observation
     return self.observation in (None, expected)
@@ -266,31 +245,25 @@ class Tracker:
     if self.observation is not None:
       return
     self.observation = observation
-    is_new = not self._seen[observation]
-    self._same = bool(self.steps) and observation == self.steps[-1].observation
-    self._pair_count = 0
+    is_new = observation not in self._seen
+    self._seen[observation] += 1
+    if is_new:
+      self._newest = len(self.steps)
+      self._newest_calls = self._large_calls
+    self._words = find_words(observation) & self._weight_of.keys()
+    self._new_words = frozenset()
     if self.steps:
       step = self.steps[-1]
       is_large = int(step.model != SMALL)
-      pair = step.action, observation
-      self._pair_count = self._pairs[pair]
-      self._pairs[pair] += 1
-      (self._fresh if is_new else self._stale)[is_large] += 1
+      self._results[step.action, observation] += 1
+      self._outcomes[int(is_new), is_large] += 1
       if self._kind is not None:
-        is_taken = self._lexicon.index(step.action) == self._kind
-        trials = self._trials[is_large]
-        (trials.hits_V if is_taken and is_new else trials.misses_V)[self._kind] += 1
-    if is_new:
-      self._newest, self._newest_calls = len(self.steps), self._large_calls
-    self._is_new = is_new
-    self._seen[observation] += 1
-    words = find_words(observation) & self._weight_of.keys()
-    if not self.steps:
-      self._first = words
-    self._new_words = words - self._covered - self._first
-    self._words = words
-    if self.steps:
-      self._covered |= words
+        is_hit = is_new and self._lexicon.index(step.action) == self._kind
+        self._trials[int(is_hit), is_large, self._kind] += 1
+      self._new_words = self._words - self._covered - self._first
+      self._covered |= self._words
+    else:
+      self._first = self._words
     self._find_offers(observation)
 
   def act(self, step: Step) -> None:
@@ -298,28 +271,29 @@ class Tracker:
     self.see(step.observation)
     self.steps.append(step)
     self.observation = None
-    self._actions.append(step.action)
-    self._action_counts[step.action] += 1
-    verb = find_verb(step.action)
-    self._is_new_verb = verb not in self._verbs
-    self._verbs.add(verb)
-    index = self._lexicon.index(step.action)
-    if index is not None:
-      self._acted_V[index] += 1
+    self._actions[step.action] += 1
+    self._verbs[hash_text(find_verb(step.action))] += 1
     is_large = int(step.model != SMALL)
-    self._since_large = 0 if is_large else self._since_large + 1
-    self._run = 0 if is_large else self._run + 1
+    self._small_run = 0 if is_large else self._small_run + 1
     self._large_calls += step.large_calls
-    score = self._score if step.score is None else step.score
-    self._gain = score - self._score
-    self._score = score
+    self._gain = 0.0
     self._since_rise[is_large] += 1
+    if step.score is not None:
+      self._gain = step.score - self._score
+      self._score = step.score
     if self._gain > 0:
-      self._rise, self._since_rise = len(self.steps), [0, 0]
+      self._rise = len(self.steps)
+      self._since_rise = [0, 0]
 
   @property
   def progress(self) -> tuple[int, ...]:
-    """Return the counts of progress and repetition before the decision."""
+    """Count progress and repetition before the decision (our choice).
+
+    Returns:
+      Six counts: earlier steps; earlier LARGE calls; the task's `max_steps`; steps
+      since the last new observation; LARGE calls since the last new observation;
+      observations that repeat an earlier one.
+    """
     index = len(self.steps)
     return (
       index,
@@ -331,7 +305,7 @@ class Tracker:
     )
 
   def read(self, inputs: Sequence[str]) -> np.ndarray:
-    """Compute the inputs "facts" and "words" of the next decision.
+    """Compute the inputs "facts" and "words" of the next decision, one after the other.
 
     Args:
       inputs: the names of the inputs; others are left out.
@@ -340,53 +314,50 @@ class Tracker:
     if "facts" in inputs:
       columns.append(self.facts)
     if "words" in inputs:
-      columns.append(self.words)
+      actions = [step.action for step in self.steps[-2:]]
+      mark_H = hash_words(self.task, self.observation, actions)
+      columns.append(mark_H @ self._lexicon.directions_HxC)
     return np.concatenate(columns)
 
   @property
   def facts(self) -> np.ndarray:
     """Compute the facts of the next decision, float32 of size `FACTS`."""
-    last_large = bool(self.steps) and self.steps[-1].model != SMALL
-    logs = [
-      max(self._action_counts.values(), default=0),
-      len(self._action_counts),
-      *self._stale,
-      *self._fresh,
-      *self._since_rise,
-    ]
-    long_logs = [self._since_large, self._run, len(self.steps) - self._rise]
+    last, before = Step("", SMALL, ""), Step("", SMALL, "")
+    if self.steps:
+      last = self.steps[-1]
+    if len(self.steps) > 1:
+      before = self.steps[-2]
+    seen = self._seen[self.observation]
+    is_large = last.model != SMALL
+    words = [self._words, self._first, self._new_words, self._covered]
+    words += [find_words(last.action), find_words(before.action)]
     values = [
-      self._overlap(self._words),
-      self._overlap(self._first),
-      self._overlap(self._new_words),
-      self._overlap(self._covered),
-      *(self._overlap(find_words(action)) for action in self._last_actions),
-      self._same,
-      min(self._pair_count, 3),
-      min(self._seen[self.observation] - 1, 4),
+      *map(self._overlap, words),
+      bool(self.steps) and self.observation == last.observation,
+      min(self._results[last.action, self.observation], 4),
+      min(seen, 5),
       self._lexicon.share(self.observation),
       math.log1p(len(self.observation)) / 5,
-      bool(self.steps) and self._is_new_verb,
-      last_large,
-      last_large and self._is_new,
+      self._verbs[hash_text(find_verb(last.action))] == 1,
+      is_large,
+      is_large and seen == 1,
       self._score,
       self._gain,
     ]
-    counts = np.log1p(logs), np.log1p(long_logs) / 3
+    counts = [
+      max(self._actions.values(), default=0),
+      len(self._actions),
+      *self._outcomes.flat,
+      *self._since_rise,
+    ]
+    waits = [
+      self._small_run if self._large_calls else NO_LARGE + self._small_run,
+      self._small_run,
+      len(self.steps) - self._rise,
+    ]
     offers = self._offer_facts()
-    return np.concatenate([values, *counts, *offers]).astype(np.float32)
-
-  @property
-  def words(self) -> np.ndarray:
-    """Compute the hashed words' directions of the next decision, float32 [C]."""
-    mark_H = hash_words(self.task, self.observation, self._actions)
-    return mark_H @ self._lexicon.directions_HxC
-
-  @property
-  def _last_actions(self) -> tuple[str, str]:
-    """Return the last action and the one before; "" where there is none."""
-    last, before, *_ = [*self._actions[:-3:-1], "", ""]
-    return last, before
+    columns = [values, np.log1p(counts), np.log1p(waits) / 3, *offers]
+    return np.concatenate(columns).astype(np.float32)
 
   def _overlap(self, words: Iterable[str]) -> float:
     """Add up the weights of the task's words among some words."""
@@ -407,22 +378,23 @@ class Tracker:
     self._strength = strength_V.max()
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
 
-  def _offer_facts(self) -> list[Sequence[float]]:
+  def _offer_facts(self) -> list[np.ndarray]:
     """Compute the facts about offers; all are 0 if nothing is offered."""
     kind_V = np.zeros(VERBS)
-    of_kind = np.zeros(4)
-    all_V = [counts_V for trials in self._trials for counts_V in trials]
     if self._kind is not None:
       kind_V[self._kind] = 1
-      of_kind = np.array([counts_V[self._kind] for counts_V in all_V])
-    totals = [counts_V.sum() for counts_V in all_V]
-    most_misses = [trials.misses_V.max() for trials in self._trials]
-    counts = np.log1p([*of_kind, *totals, *most_misses])
-    verbs = np.log1p(self._acted_V)
+    counts = np.log1p(
+      [
+        *(self._trials @ kind_V).flat,
+        *self._trials.sum(axis=-1).flat,
+        *self._trials[0].max(axis=-1),
+      ]
+    )
+    acted_V = [self._verbs[verb] for verb in self._lexicon.verbs]
     return [
-      [self._strength, float(self._kind is not None)],
+      [self._strength, kind_V.sum()],
       counts,
       self._offer_V,
       kind_V,
-      verbs,
+      np.log1p(acted_V),
     ]
