@@ -38,33 +38,27 @@ FACTS = 27 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
 class Vocabulary(NamedTuple):
   """The statistics of training tasks and episodes that facts and words need.
 
-  Texts are stored as hashes.
-
   Attributes:
-    word_W: uint32, the words of the training tasks.
-    idf_W: float32, the logarithm of (number of tasks / number of tasks with the word).
-    new_idf: float32, the same for words that no training task has.
-    observation_O: uint32, the observations that several training tasks have.
-    share_O: float32, the share of training tasks that have the observation.
-    verb_V: uint32, the first words of actions that observations offer, most frequent
-      first; 0 is padding.
-    rarity_V: float32 in [0, 1], near 1 if few observations offer the verb.
     directions_HxC: float32, the directions of the hashed words.
+    idf: the logarithm of (number of tasks / number of tasks with the word), by word.
+    new_idf: the same for words that no training task has.
+    shares: the share of training tasks that have an observation, by its hash; only
+      observations that several training tasks have.
+    rarities: numbers in [0, 1], near 1 if few observations offer the verb, by known
+      verb. Verbs are first words of actions that observations offer, the most frequent
+      first, and at most `VERBS`.
   """
 
-  word_W: np.ndarray
-  idf_W: np.ndarray
-  new_idf: np.ndarray
-  observation_O: np.ndarray
-  share_O: np.ndarray
-  verb_V: np.ndarray
-  rarity_V: np.ndarray
   directions_HxC: np.ndarray
+  idf: dict[str, float]
+  new_idf: float
+  shares: dict[str, float]
+  rarities: dict[str, float]
 
 
-def hash_text(text: str) -> int:
-  """Return the CRC-32 of a text."""
-  return zlib.crc32(text.encode())
+def hash_text(text: str) -> str:
+  """Return the CRC-32 of a text, as a text."""
+  return f"{zlib.crc32(text.encode()):08x}"
 
 
 @functools.lru_cache(1 << 14)
@@ -93,8 +87,8 @@ def find_buckets(field: str, text: str) -> tuple[int, ...]:
     field: the part of the step that the text belongs to.
     text: the text.
   """
-  buckets = {hash_text(f"{field}|{word}") % BUCKETS for word in find_words(text)}
-  return tuple(buckets)
+  names = [f"{field}|{word}" for word in find_words(text)]
+  return tuple({zlib.crc32(name.encode()) % BUCKETS for name in names})
 
 
 def hash_words(task: Task, observation: str, actions: Sequence[str]) -> np.ndarray:
@@ -147,51 +141,27 @@ def learn_vocabulary(
         marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
       actions.append(step.action)
   _, vectors_HxH = np.linalg.eigh(np.cov(np.array(marks), rowvar=False))
-  shared = {text: len(ids) for text, ids in tasks_of.items() if len(ids) > 1}
-  verbs = [verb for verb, _ in used.most_common() if verb and offered[verb]][:VERBS]
-  rarity = [-math.log((offered[v] + 1) / (used.total() + 1)) / 2 for v in verbs]
-  padding = (0, VERBS - len(verbs))
-  return Vocabulary(
-    np.array([*map(hash_text, counts)], np.uint32),
-    np.log(len(tasks) / np.array([*counts.values()])).astype(np.float32),
-    np.float32(math.log(len(tasks))),
-    np.array([*map(hash_text, shared)], np.uint32),
-    (np.array([*shared.values()]) / len(tasks)).astype(np.float32),
-    np.pad(np.array([*map(hash_text, verbs)], np.uint32), padding),
-    np.pad(np.minimum(rarity, 1.0).astype(np.float32), padding),
-    vectors_HxH[:, : -DIRECTIONS - 1 : -1].astype(np.float32),
-  )
+  directions_HxC = vectors_HxH[:, : -DIRECTIONS - 1 : -1].astype(np.float32)
+  idf = {word: math.log(len(tasks) / count) for word, count in counts.items()}
+  shares = {}
+  for text, ids in tasks_of.items():
+    if len(ids) > 1:
+      shares[hash_text(text)] = len(ids) / len(tasks)
+  verbs = [verb for verb, _ in used.most_common() if verb and offered[verb]]
+  rarities = {}
+  for verb in verbs[:VERBS]:
+    log_share = math.log((offered[verb] + 1) / (used.total() + 1))
+    rarities[verb] = min(1.0, -log_share / 2)
+  return Vocabulary(directions_HxC, idf, math.log(len(tasks)), shares, rarities)
 
 
-class Lexicon:
-  """Look up the statistics of a vocabulary by text."""
-
-  def __init__(self, vocabulary: Vocabulary):
-    """Index the vocabulary."""
-    self._idf_of = dict(zip(vocabulary.word_W.tolist(), vocabulary.idf_W.tolist()))
-    self._new_idf = float(vocabulary.new_idf)
-    self._share_of = dict(
-      zip(vocabulary.observation_O.tolist(), vocabulary.share_O.tolist())
-    )
-    self.verbs = vocabulary.verb_V.tolist()
-    self._index_of = {verb: n for n, verb in enumerate(self.verbs) if verb}
-    self.rarity_V = vocabulary.rarity_V
-    self.directions_HxC = vocabulary.directions_HxC
-
-  def weigh_words(self, text: str) -> dict[str, float]:
-    """Return each word of a task's description with its weight; they add up to 1."""
-    words = find_words(text)
-    idf = {word: self._idf_of.get(hash_text(word), self._new_idf) for word in words}
-    total = sum(idf.values()) or 1.0
-    return {word: value / total for word, value in idf.items()}
-
-  def share(self, observation: str) -> float:
-    """Return the share of training tasks that have an observation; 0 if at most one."""
-    return self._share_of.get(hash_text(observation), 0.0)
-
-  def index(self, text: str) -> int | None:
-    """Return the index of the known verb that a text begins with; None if unknown."""
-    return self._index_of.get(hash_text(find_verb(text)))
+def weigh_words(vocabulary: Vocabulary, text: str) -> dict[str, float]:
+  """Return each word of a task's description with its weight; they add up to 1."""
+  idf = {
+    word: vocabulary.idf.get(word, vocabulary.new_idf) for word in find_words(text)
+  }
+  total = sum(idf.values()) or 1.0
+  return {word: value / total for word, value in idf.items()}
 
 
 class Tracker:
@@ -206,13 +176,16 @@ class Tracker:
     observation: the observation that waits for a decision; None after `act`.
   """
 
-  def __init__(self, lexicon: Lexicon, task: Task):
+  def __init__(self, vocabulary: Vocabulary, task: Task):
     """Start before the first observation of a task."""
     self.task = task
     self.steps: list[Step] = []
     self.observation: str | None = None
-    self._lexicon = lexicon
-    self._weight_of = lexicon.weigh_words(task.description)
+    self._vocabulary = vocabulary
+    self._weight_of = weigh_words(vocabulary, task.description)
+    self._index_of = {verb: n for n, verb in enumerate(vocabulary.rarities)}
+    self._rarity_V = np.zeros(VERBS)
+    self._rarity_V[: len(vocabulary.rarities)] = [*vocabulary.rarities.values()]
     self._seen = Counter()  # observations
     self._results = Counter()  # (action, observation that it brought)
     self._actions = Counter()
@@ -258,7 +231,7 @@ class Tracker:
       self._results[step.action, observation] += 1
       self._outcomes[int(is_new), is_large] += 1
       if self._kind is not None:
-        is_hit = is_new and self._lexicon.index(step.action) == self._kind
+        is_hit = is_new and self._index_of.get(find_verb(step.action)) == self._kind
         self._trials[int(is_hit), is_large, self._kind] += 1
       self._new_words = self._words - self._covered - self._first
       self._covered |= self._words
@@ -272,7 +245,7 @@ class Tracker:
     self.steps.append(step)
     self.observation = None
     self._actions[step.action] += 1
-    self._verbs[hash_text(find_verb(step.action))] += 1
+    self._verbs[find_verb(step.action)] += 1
     is_large = int(step.model != SMALL)
     self._small_run = 0 if is_large else self._small_run + 1
     self._large_calls += step.large_calls
@@ -316,7 +289,7 @@ class Tracker:
     if "words" in inputs:
       actions = [step.action for step in self.steps[-2:]]
       mark_H = hash_words(self.task, self.observation, actions)
-      columns.append(mark_H @ self._lexicon.directions_HxC)
+      columns.append(mark_H @ self._vocabulary.directions_HxC)
     return np.concatenate(columns)
 
   @property
@@ -336,9 +309,9 @@ class Tracker:
       bool(self.steps) and self.observation == last.observation,
       min(self._results[last.action, self.observation], 4),
       min(seen, 5),
-      self._lexicon.share(self.observation),
+      self._vocabulary.shares.get(hash_text(self.observation), 0.0),
       math.log1p(len(self.observation)) / 5,
-      self._verbs[hash_text(find_verb(last.action))] == 1,
+      self._verbs[find_verb(last.action)] == 1,
       is_large,
       is_large and seen == 1,
       self._score,
@@ -370,11 +343,11 @@ class Tracker:
     """
     self._offer_V = np.zeros(VERBS)
     for piece in find_pieces(observation):
-      index = self._lexicon.index(piece)
+      index = self._index_of.get(find_verb(piece))
       if index is not None:
         fit = self._overlap(find_words(piece))
         self._offer_V[index] = max(self._offer_V[index], fit)
-    strength_V = self._offer_V * self._lexicon.rarity_V
+    strength_V = self._offer_V * self._rarity_V
     self._strength = strength_V.max()
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
 
@@ -390,7 +363,9 @@ class Tracker:
         *self._trials[0].max(axis=-1),
       ]
     )
-    acted_V = [self._verbs[verb] for verb in self._lexicon.verbs]
+    acted_V = np.zeros(VERBS)
+    for verb, index in self._index_of.items():
+      acted_V[index] = self._verbs[verb]
     return [
       [self._strength, kind_V.sum()],
       counts,

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
-from baar_jax.router.facts import Lexicon, Tracker
+from baar_jax.router.facts import Tracker, Vocabulary
 from baar_jax.router.head import States
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
@@ -192,19 +192,23 @@ class StateReader:
   """
 
   def __init__(
-    self, inputs: Sequence[str], lexicon: Lexicon, rows: int, trunk: Reader | None
+    self,
+    inputs: Sequence[str],
+    vocabulary: Vocabulary,
+    rows: int,
+    trunk: Reader | None,
   ):
     """Set up a reader without episodes.
 
     Args:
       inputs: the names of the features, see `ValueConfig.inputs`.
-      lexicon: looks up the statistics of the training episodes.
+      vocabulary: the statistics of the training tasks and episodes.
       rows: the largest number of episodes that are live at once.
       trunk: computes the hidden states; None if they are no input.
     """
     self.rows = rows
     self._inputs = inputs
-    self._lexicon = lexicon
+    self._vocabulary = vocabulary
     self._trunk = trunk
     self._trackers: dict[Hashable, Tracker] = {}
 
@@ -240,7 +244,7 @@ class StateReader:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)
     if tracker is None or not tracker.follows(live.steps, live.observation):
-      tracker = self._trackers[live.key] = Tracker(self._lexicon, live.task)
+      tracker = self._trackers[live.key] = Tracker(self._vocabulary, live.task)
     for step in live.steps[len(tracker.steps) :]:
       tracker.act(step)
     tracker.see(live.observation)

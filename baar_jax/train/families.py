@@ -26,7 +26,6 @@ from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.router import rivals
-from baar_jax.router.facts import Lexicon
 from baar_jax.router.policy import (
   ConditionedPolicy,
   RouterPolicy,
@@ -269,7 +268,7 @@ def _build_conditioned(
   heads, vocabulary = load_heads(files)
   values = Values(heads, settings.cost_weights, files.billing, pick)
   trunk = loader.open_trunk() if "hidden" in settings.inputs else None
-  reader = StateReader(settings.inputs, Lexicon(vocabulary), loader.rows, trunk)
+  reader = StateReader(settings.inputs, vocabulary, loader.rows, trunk)
   return ConditionedPolicy(spec, reader, values, files.usd_per_token)
 
 

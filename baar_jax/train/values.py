@@ -13,6 +13,7 @@ Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress
 models.
 """
 
+import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.facts import Lexicon, Tracker, Vocabulary, learn_vocabulary
+from baar_jax.router.facts import Tracker, Vocabulary, learn_vocabulary
 from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale, States
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
@@ -39,10 +40,8 @@ ROUND = 100  # The number of updates between two lines of the log.
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
-# The structure of the arrays in the value heads' file.
-STRUCTURE = jax.tree.structure(
-  (Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)), Vocabulary(*range(8)))
-)
+# The structure of the value heads' parameters in their file.
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)))
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -84,7 +83,6 @@ def read_states(
   """
   config = training.config
   inputs = config.value.inputs
-  lexicon = Lexicon(vocabulary)
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   columns = []
   if "hidden" in inputs:
@@ -97,7 +95,7 @@ def read_states(
   features = []
   progress = []
   for episode in episodes:
-    tracker = Tracker(lexicon, tasks[episode.task_id])
+    tracker = Tracker(vocabulary, tasks[episode.task_id])
     for step in episode.steps:
       tracker.see(step.observation)
       features.append(tracker.read(inputs))
@@ -161,7 +159,9 @@ def fit_values(training: Training) -> None:
   if training.is_main:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp.npz")
-    np.savez(draft, *map(np.asarray, jax.tree.leaves((heads, vocabulary))))
+    directions_HxC, *rest = vocabulary
+    leaves = map(np.asarray, jax.tree.leaves(heads))
+    np.savez(draft, *leaves, directions_HxC, json.dumps(rest))
     draft.replace(path)
   exchange(None)  # Wait until the main process has written the file.
 
@@ -481,13 +481,13 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
   path = files.checkpoints("value") / HEADS
   try:
     with np.load(path) as stored:
-      leaves = list(stored.values())
+      *leaves, directions_HxC, text = stored.values()
+    if len(leaves) != STRUCTURE.num_leaves:
+      raise ValueError("another version wrote it")
     for x in leaves:
       check_finite(x, "heads")
-    heads, vocabulary = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.TERMS,):
-      raise ValueError("another version wrote it")
-    return heads, vocabulary
+    heads = jax.tree.unflatten(STRUCTURE, leaves)
+    return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"{path} is missing or damaged ({error}): delete it if it exists, then run "
