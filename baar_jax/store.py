@@ -37,13 +37,14 @@ TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Version 0
-# has older policy keys, which RENAMED converts. Versions 0 and 1 have a session's cost
-# weight in the field `price`.
-VERSION = 2
+# has older policy keys, and version 2 names cap-blind policies otherwise; RENAMED
+# converts both. Versions 0 and 1 have a session's cost weight in the field `price`.
+VERSION = 3
 # Replacements in the policy keys of version 0, in the order in which they are applied.
 RENAMED = {
   "price=": "cost_weight=",
   "bold=": "optimism=",
+  "optimism=0": "blind=1",
   "always(model=": "always(rank=",
   "together(samples=0,": "exploration(",
   "together(samples=": "exploration(steps=",

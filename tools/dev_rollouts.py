@@ -1,13 +1,14 @@
-"""Play policies on dev tasks, on one tree of decisions per task.
+"""Play policies on dev tasks, on one tree of decisions per task and seed.
 
 Usage: PYTHONPATH=. python tools/dev_rollouts.py RUN... [--dev_tasks=N] [--test_tasks=N]
 [--part=I/N]
 
-The runs need the stages up to `value`, the same environment and scripted models. An
-environment is deterministic. So a step that one policy has taken is looked up when
-another policy takes it, in the same task and after the same actions. The episodes are
-stored in each run, as the stage evaluate would store them. `tests/dev_table.py`
-compares them.
+The runs need the stages up to `value`, the same environment and the same scripted
+models. The tool plays the policies on value heads of each run, and the rules of the
+first run. An episode depends on the task, the seed and the models that act. So each
+sequence of models is played once for all policies of all runs. The episodes are stored
+in each run, as the stage evaluate would store them, without the router's seconds.
+`tests/dev_table.py` compares them.
 
 The dev tasks of the runs become the first `dev_tasks` of dev and the first `test_tasks`
 of test. Use only test tasks that older tables have already shown. Several processes may
@@ -15,191 +16,194 @@ each play a part of the tasks at the same time.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from absl import app, flags
 from tqdm import tqdm
 
-from baar_jax.config import ZERO_SHOT, Config
-from baar_jax.envs import table
-from baar_jax.envs.base import Env, Oracle
+from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
-from baar_jax.episode import Task
+from baar_jax.episode import SMALL, Episode
 from baar_jax.mesh import one_device
-from baar_jax.rollout.loop import Pair, run_episodes
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.budget import CallBudget, DollarBudget
+from baar_jax.rollout.loop import Pair, play_episode
+from baar_jax.rollout.rules import Policy, Purse
+from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
+from baar_jax.router import head
+from baar_jax.router.head import Heads
+from baar_jax.router.reader import StateReader
 from baar_jax.run import env_arguments, open_pair
 from baar_jax.store import Store, read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import FAMILIES, Loader, list_specs
 from baar_jax.train.jobs import BOUNDARIES, CONDITIONED, list_evaluation
+from baar_jax.train.values import load_heads
 
 DEV_TASKS = flags.DEFINE_integer("dev_tasks", 0, "Number of tasks from dev.")
 TEST_TASKS = flags.DEFINE_integer("test_tasks", 0, "Number of tasks from test.")
 PART = flags.DEFINE_string("part", "0/1", "Part I of N of the tasks to play.")
 
 
-@dataclasses.dataclass(eq=False)
-class State:
-  """A state of the environment, reached by one sequence of actions.
+class Tree:
+  """Play one trial of a task, once for each sequence of models."""
 
-  Attributes:
-    observation: the observation in this state.
-    done: whether the episode has ended.
-    score: the score in this state.
-    actions: the actions since the reset.
-    children: the state after each action that was taken here.
-    oracle: the expert's next action here; None until it is asked for.
-    mistakes: the wrong actions here, by (kind, key).
-  """
-
-  observation: str
-  done: bool
-  score: float
-  actions: list[str]
-  children: dict[str, "State"] = dataclasses.field(default_factory=dict)
-  oracle: Oracle | None = None
-  mistakes: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-
-
-class TreeEnv:
-  """Remember all states of one task that any episode has reached."""
-
-  def __init__(self, env: Env):
-    """Wrap an environment, which this object alone may use from now on."""
+  def __init__(self, env: Env, pair: Pair, job: Job):
+    """Set up a tree without episodes."""
     self._env = env
-    self._task_id = ""
-    self.system_prompt = env.system_prompt
-    self.code_actions = env.code_actions
-    self.scores_steps = env.scores_steps
+    self._pair = pair
+    self._job = job
+    # By the models that have acted: the live episode, or the record if it has ended.
+    self._nodes: dict[tuple[int, ...], Live | Episode] = {}
+    self._models: tuple[int, ...] | None = None  # those of the episode in `self._play`
 
-  def reset(self, task_id: str) -> str:
-    """Start a task from its beginning; another task's tree is forgotten."""
-    if task_id != self._task_id:
-      observation = self._env.reset(task_id)
-      self._task_id = task_id
-      self._root = self._real = State(observation, False, self._env.score(), [])
-    self._node = self._root
-    return self._node.observation
+  def visit(self, models: tuple[int, ...]) -> Live | Episode:
+    """Return the episode in which these models have acted, one after another."""
+    if models not in self._nodes:
+      if self._models is None or self._models != models[:-1]:
+        self._live = Live(self._job, models=len(self._pair.names))
+        purse = Purse(CallBudget(None), DollarBudget(None))
+        policy = Policy(PolicySpec("tree"))
+        self._play = play_episode(self._live, self._env, self._pair, policy, purse)
+        self._advance((), None)
+      for count in range(len(self._models) + 1, len(models) + 1):
+        self._advance(models[:count], Decision(models[count - 1]))
+    return self._nodes[models]
 
-  def step(self, action: str) -> tuple[str, bool]:
-    """Execute an action, or look up its result."""
-    children = self._node.children
-    if action not in children:
-      self._catch_up()
-      observation, done = self._env.step(action)
-      actions = [*self._node.actions, action]
-      children[action] = State(observation, done, self._env.score(), actions)
-      self._real = children[action]
-    self._node = children[action]
-    return self._node.observation, self._node.done
-
-  def score(self) -> float:
-    """Return the score of the current state."""
-    return self._node.score
-
-  def oracle(self) -> Oracle:
-    """Return the expert's next action."""
-    if self._node.oracle is None:
-      self._catch_up()
-      self._node.oracle = self._env.oracle()
-    return self._node.oracle
-
-  def mistake(self, kind: str, key: str) -> str:
-    """Return a wrong action in place of the expert's."""
-    mistakes = self._node.mistakes
-    if (kind, key) not in mistakes:
-      self._catch_up()
-      mistakes[kind, key] = self._env.mistake(kind, key)
-    return mistakes[kind, key]
-
-  def close(self) -> None:
-    """Close the environment."""
-    self._env.close()
-
-  def _catch_up(self) -> None:
-    """Bring the environment to the current state, by a reset if it is elsewhere."""
-    done = self._real.actions
-    wanted = self._node.actions
-    if wanted[: len(done)] != done:
-      self._env.reset(self._task_id)
-      done = []
-    for action in wanted[len(done) :]:
-      self._env.step(action)
-    self._real = self._node
+  def _advance(self, models: tuple[int, ...], decision: Decision | None) -> None:
+    """Play the current episode up to its next decision or its end."""
+    self._models = models
+    try:
+      self._play.send(decision)
+      node = dataclasses.replace(self._live, steps=[*self._live.steps])
+    except StopIteration as end:
+      node = end.value
+      self._models = None
+    self._nodes[models] = node
 
 
-@dataclasses.dataclass
-class Player:
-  """The policies of a run, with its models and its store.
+class Player(NamedTuple):
+  """Policies that decide at the same time.
 
   Attributes:
-    policies: the policy of each training seed, by the policy's key.
+    specs: the policies.
+    choose: a function of a live episode; returns the model that each policy chooses. A
+      spent cap is not its concern.
+    store: the store of the policies' episodes.
   """
 
-  config: Config
-  pair: Pair
+  specs: Sequence[PolicySpec]
+  choose: Callable[[Live], Sequence[int]]
   store: Store
-  policies: dict[str, list[Policy]]
 
-  def play(self, tree: TreeEnv, task: Task) -> None:
-    """Play and store the episodes of a task that are not stored yet."""
+  def play(self, tree: Tree, job: Job) -> None:
+    """Play and store the episodes of a trial that are not stored yet."""
+    chosen = {}
     episodes = []
-    for key, policies in self.policies.items():
-      stored = self.store.keys(key)
-      for number, policy in enumerate(policies):
-        jobs = list_evaluation(self.config, [task], "dev", number)
-        missing = [job for job in jobs if job.key not in stored]
-        episodes += run_episodes(missing, policy, self.pair, [tree])
+    for number, spec in enumerate(self.specs):
+      if job.key in self.store.keys(spec.key):
+        continue
+      models = ()
+      while isinstance(node := tree.visit(models), Live):
+        model = SMALL
+        if spec.cap.after(node.steps).calls != 0:
+          if models not in chosen:
+            chosen[models] = self.choose(node)
+          model = int(chosen[models][number])
+        models = (*models, model)
+      calls = spec.cap.calls
+      episodes.append(dataclasses.replace(node, policy=spec.key, call_budget=calls))
     self.store.add(*episodes)
 
 
-def open_player(directory: Path, is_first: bool) -> Player:
-  """Open a run, with its policies on value heads and, in the first run, its rules."""
+def open_heads(
+  specs: Sequence[PolicySpec], heads: Heads, reader: StateReader
+) -> Callable[[Live], np.ndarray]:
+  """Return a function that decides for policies on the value heads of one training."""
+  weight_S = np.array([spec.cost_weight for spec in specs])
+
+  def choose(live: Live) -> np.ndarray:
+    """Return the model with the largest Q value, for each policy."""
+    states, _ = reader.read([live])
+    reader.forget(live)
+    left_S = []
+    for spec in specs:
+      cap = spec.cap if spec.cap_conditioned else Cap()
+      calls = cap.after(live.steps).calls
+      left_S.append(np.inf if calls is None else max(calls, 0))
+    terms_SxT = head.describe(np.array(left_S), weight_S, states.progress_NxP)
+    features_SxD = states.features_NxD.repeat(len(specs), axis=0)
+    _, advantage_SxA = head.estimate(heads, features_SxD, terms_SxT)
+    return advantage_SxA.argmax(axis=1)
+
+  return choose
+
+
+def choose_by_rules(specs: Sequence[PolicySpec], live: Live) -> list[int]:
+  """Return the models that policies by rule choose."""
+  return [FAMILIES[spec.family].rule(live, spec) for spec in specs]
+
+
+def open_players(directory: Path, pair: Pair, has_rules: bool) -> list[list[Player]]:
+  """Open a run's policies of each training seed.
+
+  Args:
+    directory: the run.
+    pair: the models.
+    has_rules: whether to play all rules, or only the boundaries.
+  """
   config = read_run(directory)
   store = Store(directory / "episodes.sqlite")
-  pair = open_pair(config, directory / "episodes.sqlite")
-  loaders = []
+  specs = list_specs(config)
+  valued = [spec for spec in specs if spec.family == CONDITIONED]
+  rules = [spec for spec in specs if FAMILIES[spec.family].rule]
+  if not has_rules:
+    rules = [*BOUNDARIES]
+  rule_player = Player(rules, partial(choose_by_rules, rules), store)
+  players = []
   for number in range(config.train_seeds):
     seeded = dataclasses.replace(config, seed=config.seed + number)
     files = RouterFiles(directory, seeded, one_device(), number)
-    loaders.append(Loader(files, 1, pair, store))
-  policies = {}
-  for spec in list_specs(config):
-    family = FAMILIES[spec.family]
-    is_rule = is_first and not family.stage and spec.family != ZERO_SHOT
-    if spec in BOUNDARIES or spec.family == CONDITIONED or is_rule:
-      policies[spec.key] = [loader.build(spec) for loader in loaders]
-  return Player(config, pair, store, policies)
+    policy = Loader(files, 1, pair, store).build(valued[0])
+    heads, _ = load_heads(files)
+    choose = open_heads(valued, heads, policy.reader)
+    players.append([rule_player, Player(valued, choose, store)])
+  return players
 
 
 def main(argv: list[str]) -> None:
   """Play all policies of all runs on the tasks of this part."""
   directories = [Path(name) for name in argv[1:]]
-  players = [open_player(path, path == directories[0]) for path in directories]
-  first = players[0]
-  arguments = env_arguments(first.config)
-  tasks = first.store.tasks("dev")
-  kind = first.config.env.kind
-  is_new = DEV_TASKS.value and len(tasks) != DEV_TASKS.value + TEST_TASKS.value
-  if is_new:
-    arguments |= {"dev_tasks": DEV_TASKS.value, "test_tasks": TEST_TASKS.value}
-  if table.load(kind).needs_process:
-    [env] = open_envs(kind, arguments, 1, 1, first.config.env.timeout_s)
-  else:
-    env = table.make(kind, **arguments)
-  if is_new:
-    tasks = env.tasks("dev") + (env.tasks("test") if TEST_TASKS.value else [])
-  for player in players:
-    player.store.put_tasks("dev", tasks)
-  tree = TreeEnv(env)
+  first = directories[0]
+  config = read_run(first)
+  pair = open_pair(config, first / "episodes.sqlite")
+  arguments = env_arguments(config)
+  stored = Store(first / "episodes.sqlite").tasks("dev")
+  wanted = {"dev": DEV_TASKS.value or len(stored), "test": TEST_TASKS.value}
+  for split, count in wanted.items():
+    arguments[f"{split}_tasks"] = count
+  [env] = open_envs(config.env.kind, arguments, 1, 1, config.env.timeout_s)
+  tasks = []
+  for split, count in wanted.items():
+    tasks += env.tasks(split) if count else []
+  players = []
+  for directory in directories:
+    players.append(open_players(directory, pair, directory == first))
+    Store(directory / "episodes.sqlite").put_tasks("dev", tasks)
   part, parts = map(int, PART.value.split("/"))
   try:
     for task in tqdm(tasks[part::parts]):
-      for player in players:
-        player.play(tree, task)
+      for number in range(config.train_seeds):
+        for job in list_evaluation(config, [task], "dev", number):
+          tree = Tree(env, pair, job)
+          for trainings in players:
+            for player in trainings[number]:
+              player.play(tree, job)
   finally:
-    tree.close()
+    env.close()
 
 
 if __name__ == "__main__":

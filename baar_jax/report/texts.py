@@ -28,7 +28,7 @@ PARAMETERS = {
   "threshold": "LARGE from probability {:g}",
   "share": "LARGE share {:g} in training",
   "cost_weight": "cost weight {:g}",
-  "optimism": "cap-blind, optimism {:g}",
+  "blind": "cap-blind",
   "p": "LARGE with probability {:g}",
   "mu": "μ {:g}",
   "rank": "model {:g}",
@@ -79,8 +79,7 @@ NOTES = {
     "used. λ is the cost weight in a router's training. The cost weight is the "
     "score that one normalised dollar costs. A cap-conditioned policy reads what is "
     "left of its cap; a cap-blind one decides as if there were no cap, until the cap "
-    "is spent. Optimism is the number of ensemble standard deviations added to LARGE's "
-    "advantage. A trained router calls LARGE from probability 0.5 on, or from the "
+    "is spent. A trained router calls LARGE from probability 0.5 on, or from the "
     "stated one. A LARGE share sets the probability above which LARGE has this share "
     "of the stored training decisions. μ is the success that a dollar must bring. "
     "Patience is the number of steps for which LARGE acts after an error or a "
@@ -168,8 +167,8 @@ def clean(value: object) -> object:
 def label_policy(spec: PolicySpec, styles: Mapping[str, Style]) -> str:
   """Write a policy's label for readers.
 
-  An example is "budget-conditioned router, cost weight 0.5, cap-blind, optimism 2, at
-  most 3 LARGE calls". Parameters that are equal for all policies of a run, such as the
+  An example is "budget-conditioned router, cost weight 0.5, cap-blind, at most 3
+  LARGE calls". Parameters that are equal for all policies of a run, such as the
   number of updates, are left out.
 
   Args:
@@ -178,8 +177,8 @@ def label_policy(spec: PolicySpec, styles: Mapping[str, Style]) -> str:
   """
   words = [styles[spec.family].label]
   # Only the budget-conditioned router has both variants, cap-conditioned and cap-blind,
-  # so only its labels tell which one it is. Only its policies have an optimism.
-  if spec.cap and spec.cap_conditioned and spec.optimism is not None:
+  # so only its labels tell which one it is.
+  if spec.cap and spec.cap_conditioned and spec.cost_weight is not None:
     words.append("cap-conditioned")
   settings = spec.settings | vars(spec.cap)
   # The threshold 0.5 is the usual one, and is left out of the label.

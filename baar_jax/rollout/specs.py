@@ -84,7 +84,7 @@ class PolicySpec:
     share: the threshold is set so that LARGE's probability reaches the threshold in
       this share of stored decisions.
     cost_weight: units of score that one normalised dollar costs.
-    optimism: standard deviations of the ensemble added to LARGE's advantage.
+    blind: 1 for a cap-blind policy of a family that also has cap-conditioned ones.
     p: probability with which a random policy chooses a model costlier than SMALL.
     mu: success that one dollar is worth.
     rank: rank of the model that always acts, from 1.
@@ -105,7 +105,7 @@ class PolicySpec:
   threshold: float | None = None
   share: float | None = None
   cost_weight: float | None = None
-  optimism: float | None = None
+  blind: int | None = None
   p: float | None = None
   mu: float | None = None
   rank: int | None = None
@@ -119,14 +119,13 @@ class PolicySpec:
   def settings(self) -> dict[str, float]:
     """Return the policy's parameters by name, without its cap and its plans.
 
-    Parameters that are None are left out. Optimism is left out, too, for a
-    cap-conditioned policy, and for a policy without a cap if optimism is 0.
+    Parameters that are None are left out, and so is `blind` without a cap.
     """
     parameters = dict(vars(self))
     for name in ("family", "judge", "plans", "rollout", "cap_conditioned", "cap"):
       del parameters[name]
-    if self.cap_conditioned or self.optimism is None or not (self.cap or self.optimism):
-      del parameters["optimism"]
+    if not self.cap:
+      del parameters["blind"]
     return {name: value for name, value in parameters.items() if value is not None}
 
   @property

@@ -183,26 +183,20 @@ def estimate_each(
 
 
 def estimate(
-  heads: Heads, features_RxD: np.ndarray, terms_RxT: np.ndarray, optimism: float = 0.0
+  heads: Heads, features_RxD: np.ndarray, terms_RxT: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Average values and advantages over the ensemble, and add the optimism.
-
-  Optimism raises the advantage of each model costlier than SMALL. Then a costlier model
-  acts unless the heads agree that this model is not worth its cost (our choice).
+  """Average values and advantages over the ensemble.
 
   Args:
     heads: the ensemble.
     features_RxD: the features of R decisions' states.
     terms_RxT: the result of `describe`.
-    optimism: number of ensemble standard deviations to add. The standard deviation is
-      over the heads' differences between the model's advantage and SMALL's.
 
   Returns:
     value_R and advantage_RxA, as `estimate_each` defines them.
   """
   value_ExR, advantage_ExRxA = estimate_each(heads, features_RxD, terms_RxT)
-  spread_RxA = np.std(advantage_ExRxA - advantage_ExRxA[..., :1], axis=0)
-  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + optimism * spread_RxA
+  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
 def count_calls_left(left: Cap, outlook: Outlook) -> float:

@@ -251,9 +251,8 @@ class ConditionedPolicy(RouterPolicy):
     """Compute p_RxA: 1 for the model that `Values.pick` names, 0 for the others."""
     situations_R = list(map(self._describe, ready, states.progress_NxP))
     terms_RxT = np.stack([situation.terms_T for situation in situations_R])
-    optimism = self.spec.optimism or 0.0
     heads = self._values.heads
-    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT, optimism)
+    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
     model_R = list(map(self._values.pick, advantage_RxA, situations_R))
     return np.eye(advantage_RxA.shape[1])[model_R]
 

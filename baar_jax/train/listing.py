@@ -42,9 +42,6 @@ PRIVILEGED_WEIGHTS = (10, 30, 100)
 # With these small values of mu, the privileged rule is evaluated without a cap only.
 # Under a cap the rule would spend the LARGE calls on routine steps.
 ROUTINE_WEIGHTS = (0, 3)
-# The optimism of cap-blind policies is chosen on dev from these numbers of ensemble
-# standard deviations.
-OPTIMISM = (0.0, 1, 2)
 # The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
 PATIENCE = (1, 2, 3, 5, 10)
 
@@ -241,24 +238,21 @@ def list_ablation(config: Config, name: str) -> Iterable[PolicySpec]:
 def list_conditioned(config: Config, name: str) -> Specs:
   """Yield the policies of the budget-conditioned router.
 
-  Without a cap: each cost weight, and the least cost weight with each optimism above 0.
-  Under each cap: the least cost weight, cap-conditioned, and cap-blind with each
-  optimism. Nothing is listed if `value.updates` is 0.
+  Without a cap there is a policy for each cost weight. Under each cap there is a
+  cap-conditioned and a cap-blind policy for each cost weight for caps. Nothing is
+  listed if `value.updates` is 0.
   """
   settings = config.value
   if settings.updates == 0:
     return
   router = trained_spec(config, name, settings.updates)
-  router = dataclasses.replace(router, optimism=0.0, cap_conditioned=True)
+  router = dataclasses.replace(router, cap_conditioned=True)
   for weight in settings.cost_weights:
     yield dataclasses.replace(router, cost_weight=weight)
-  least = dataclasses.replace(router, cost_weight=min(settings.cost_weights))
   for weight in settings.capped_cost_weights:
-    told = dataclasses.replace(router, cost_weight=weight)
-    yield from under(config, told, dataclasses.replace(told, cap_conditioned=False))
-  for optimism in OPTIMISM[1:]:
-    blind = dataclasses.replace(least, optimism=optimism, cap_conditioned=False)
-    yield from with_caps(config, blind)
+    conditioned = dataclasses.replace(router, cost_weight=weight)
+    blind = dataclasses.replace(conditioned, blind=1, cap_conditioned=False)
+    yield from under(config, conditioned, blind)
 
 
 def list_valued(config: Config, name: str) -> Specs:
