@@ -4,10 +4,10 @@ Usage: PYTHONPATH=. python tools/dev_rollouts.py RUN... [--dev_tasks=N] [--test_
 [--part=I/N]
 
 The runs need the stages up to `value`, the same environment and the same scripted
-models. The tool plays the policies on value heads of each run, and the rules of the
-first run. An episode depends on the task, the seed and the models that act. So each
-sequence of models is played once for all policies of all runs. The episodes are stored
-in each run, as the stage evaluate would store them, without the router's seconds.
+models. The tool plays the boundaries and the policies on value heads of each run, and
+the rules of the first run. An episode depends on the task, the seed and the models that
+act. So each sequence of models is played once for all policies of all runs. The
+episodes are stored in each run, as the stage evaluate would store them.
 `tests/dev_table.py` compares them.
 
 The dev tasks of the runs become the first `dev_tasks` of dev and the first `test_tasks`
@@ -16,12 +16,10 @@ each play a part of the tasks at the same time.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from absl import app, flags
 from tqdm import tqdm
 
@@ -32,16 +30,12 @@ from baar_jax.mesh import one_device
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.loop import Pair, play_episode
 from baar_jax.rollout.rules import Policy, Purse
-from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
-from baar_jax.router import head
-from baar_jax.router.head import Heads
-from baar_jax.router.reader import StateReader
+from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import env_arguments, open_pair
 from baar_jax.store import Store, read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import FAMILIES, Loader, list_specs
 from baar_jax.train.jobs import BOUNDARIES, CONDITIONED, list_evaluation
-from baar_jax.train.values import load_heads
 
 DEV_TASKS = flags.DEFINE_integer("dev_tasks", 0, "Number of tasks from dev.")
 TEST_TASKS = flags.DEFINE_integer("test_tasks", 0, "Number of tasks from test.")
@@ -85,93 +79,68 @@ class Tree:
     self._nodes[models] = node
 
 
+def play(tree: Tree, policy: Policy) -> Episode:
+  """Return a policy's episode on a tree."""
+  spec = policy.spec
+  models = ()
+  while isinstance(live := tree.visit(models), Live):
+    model = SMALL
+    if spec.cap.after(live.steps).calls != 0:
+      [decision] = policy.choose([dataclasses.replace(live, cap=spec.cap)])
+      model = decision.model
+    models = (*models, model)
+  policy.finish(tree.visit(()))
+  return dataclasses.replace(live, policy=spec.key, call_budget=spec.cap.calls)
+
+
 class Player(NamedTuple):
-  """Policies that decide at the same time.
+  """The policies of a run, with its store.
 
   Attributes:
-    specs: the policies.
-    choose: a function of a live episode; returns the model that each policy chooses. A
-      spent cap is not its concern.
     store: the store of the policies' episodes.
+    trainings: the policies of each training seed.
   """
 
-  specs: Sequence[PolicySpec]
-  choose: Callable[[Live], Sequence[int]]
   store: Store
+  trainings: Sequence[Sequence[Policy]]
 
-  def play(self, tree: Tree, job: Job) -> None:
-    """Play and store the episodes of a trial that are not stored yet."""
-    chosen = {}
+  def play(self, tree: Tree, job: Job, number: int) -> None:
+    """Play and store the episodes of a trial that are not stored yet.
+
+    Args:
+      tree: the tree of the trial.
+      job: the trial.
+      number: the training seed, from 0.
+    """
     episodes = []
-    for number, spec in enumerate(self.specs):
-      if job.key in self.store.keys(spec.key):
-        continue
-      models = ()
-      while isinstance(node := tree.visit(models), Live):
-        model = SMALL
-        if spec.cap.after(node.steps).calls != 0:
-          if models not in chosen:
-            chosen[models] = self.choose(node)
-          model = int(chosen[models][number])
-        models = (*models, model)
-      calls = spec.cap.calls
-      episodes.append(dataclasses.replace(node, policy=spec.key, call_budget=calls))
+    for policy in self.trainings[number]:
+      if job.key not in self.store.keys(policy.spec.key):
+        episodes.append(play(tree, policy))
     self.store.add(*episodes)
 
 
-def open_heads(
-  specs: Sequence[PolicySpec], heads: Heads, reader: StateReader
-) -> Callable[[Live], np.ndarray]:
-  """Return a function that decides for policies on the value heads of one training."""
-  weight_S = np.array([spec.cost_weight for spec in specs])
-
-  def choose(live: Live) -> np.ndarray:
-    """Return the model with the largest Q value, for each policy."""
-    states, _ = reader.read([live])
-    reader.forget(live)
-    left_S = []
-    for spec in specs:
-      cap = spec.cap if spec.cap_conditioned else Cap()
-      calls = cap.after(live.steps).calls
-      left_S.append(np.inf if calls is None else max(calls, 0))
-    terms_SxT = head.describe(np.array(left_S), weight_S, states.progress_NxP)
-    features_SxD = states.features_NxD.repeat(len(specs), axis=0)
-    _, advantage_SxA = head.estimate(heads, features_SxD, terms_SxT)
-    return advantage_SxA.argmax(axis=1)
-
-  return choose
-
-
-def choose_by_rules(specs: Sequence[PolicySpec], live: Live) -> list[int]:
-  """Return the models that policies by rule choose."""
-  return [FAMILIES[spec.family].rule(live, spec) for spec in specs]
-
-
-def open_players(directory: Path, pair: Pair, has_rules: bool) -> list[list[Player]]:
-  """Open a run's policies of each training seed.
+def open_player(directory: Path, pair: Pair, has_rules: bool) -> Player:
+  """Open a run's policies on value heads, and the boundaries.
 
   Args:
     directory: the run.
     pair: the models.
-    has_rules: whether to play all rules, or only the boundaries.
+    has_rules: whether to open all rules.
   """
   config = read_run(directory)
   store = Store(directory / "episodes.sqlite")
-  specs = list_specs(config)
-  valued = [spec for spec in specs if spec.family == CONDITIONED]
-  rules = [spec for spec in specs if FAMILIES[spec.family].rule]
-  if not has_rules:
-    rules = [*BOUNDARIES]
-  rule_player = Player(rules, partial(choose_by_rules, rules), store)
-  players = []
+  specs = []
+  for spec in list_specs(config):
+    is_rule = has_rules and FAMILIES[spec.family].rule
+    if spec in BOUNDARIES or spec.family == CONDITIONED or is_rule:
+      specs.append(spec)
+  trainings = []
   for number in range(config.train_seeds):
     seeded = dataclasses.replace(config, seed=config.seed + number)
     files = RouterFiles(directory, seeded, one_device(), number)
-    policy = Loader(files, 1, pair, store).build(valued[0])
-    heads, _ = load_heads(files)
-    choose = open_heads(valued, heads, policy.reader)
-    players.append([rule_player, Player(valued, choose, store)])
-  return players
+    loader = Loader(files, 1, pair, store)
+    trainings.append([loader.build(spec) for spec in specs])
+  return Player(store, trainings)
 
 
 def main(argv: list[str]) -> None:
@@ -191,17 +160,16 @@ def main(argv: list[str]) -> None:
     tasks += env.tasks(split) if count else []
   players = []
   for directory in directories:
-    players.append(open_players(directory, pair, directory == first))
-    Store(directory / "episodes.sqlite").put_tasks("dev", tasks)
+    players.append(open_player(directory, pair, directory == first))
+    players[-1].store.put_tasks("dev", tasks)
   part, parts = map(int, PART.value.split("/"))
   try:
     for task in tqdm(tasks[part::parts]):
       for number in range(config.train_seeds):
         for job in list_evaluation(config, [task], "dev", number):
           tree = Tree(env, pair, job)
-          for trainings in players:
-            for player in trainings[number]:
-              player.play(tree, job)
+          for player in players:
+            player.play(tree, job, number)
   finally:
     env.close()
 
