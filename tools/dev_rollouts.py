@@ -29,7 +29,7 @@ from baar_jax.episode import SMALL, Episode
 from baar_jax.mesh import one_device
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.loop import Pair, play_episode
-from baar_jax.rollout.rules import Policy, Purse
+from baar_jax.rollout.rules import Policy, PrivilegedPolicy, Purse
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import env_arguments, open_pair
 from baar_jax.store import Store, read_run
@@ -131,7 +131,8 @@ def open_player(directory: Path, pair: Pair, has_rules: bool) -> Player:
   store = Store(directory / "episodes.sqlite")
   specs = []
   for spec in list_specs(config):
-    is_rule = has_rules and FAMILIES[spec.family].rule
+    family = FAMILIES[spec.family]
+    is_rule = has_rules and not (family.stage or family.is_rival)
     if spec in BOUNDARIES or spec.family == CONDITIONED or is_rule:
       specs.append(spec)
   trainings = []
@@ -139,7 +140,9 @@ def open_player(directory: Path, pair: Pair, has_rules: bool) -> Player:
     seeded = dataclasses.replace(config, seed=config.seed + number)
     files = RouterFiles(directory, seeded, one_device(), number)
     loader = Loader(files, 1, pair, store)
-    trainings.append([loader.build(spec) for spec in specs])
+    policies = map(loader.build, specs)
+    # The privileged rule does not wait for decisions, so a tree cannot play it.
+    trainings.append([p for p in policies if not isinstance(p, PrivilegedPolicy)])
   return Player(store, trainings)
 
 
