@@ -484,10 +484,11 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       leaves = list(stored.values())
     for x in leaves:
       check_finite(x, "heads")
-    heads, vocabulary = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.TERMS,):
-      raise ValueError("another version wrote it")
-    return heads, vocabulary
+    if len(leaves) == STRUCTURE.num_leaves:
+      heads, vocabulary = jax.tree.unflatten(STRUCTURE, leaves)
+      if heads.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
+        return heads, vocabulary
+    raise ValueError("another version wrote it")
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"{path} is missing or damaged ({error}): delete it if it exists, then run "
