@@ -250,9 +250,8 @@ class RouterConfig:
     """Raise an error unless `max_tokens` and the numbers of heads are valid."""
     previews = self.description_tokens + self.action_tokens + 2 * self.result_tokens
     least = 2 * (previews + MARKUP_TOKENS[self.view])
-    is_valid = self.max_tokens >= least
     remedy = "or lower description_tokens, action_tokens or result_tokens"
-    require(is_valid, "max_tokens", f"at least {least}, {remedy}")
+    require(self.max_tokens >= least, "max_tokens", f"at least {least}, {remedy}")
     is_valid = self.num_heads % self.num_kv_heads == 0
     require(is_valid, "num_heads", "a multiple of --config.router.num_kv_heads")
     return self

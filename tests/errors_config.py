@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 from absl import flags
+from jax.errors import JaxRuntimeError
 
 import main
 from baar_jax.config import Config
@@ -204,6 +205,10 @@ CASES = [
   (
     "out of memory: lower --config.sft.micro_episodes or the router's sizes (MemoryError())",
     stop_a_stage(MemoryError()),
+  ),
+  (
+    "out of memory: ...RESOURCE_EXHAUSTED: 9 bytes...",
+    stop_a_stage(JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes")),
   ),
   (
     "--stage=export runs in one process only: leave out --config.distributed",

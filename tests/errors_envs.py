@@ -16,7 +16,7 @@ from baar_jax.envs.scienceworld import engine as scienceworld
 
 FILE = """
 import dataclasses, os
-from baar_jax.envs.base import Env
+from baar_jax.envs.base import Env, Task
 class Good(Env):
   system_prompt = "p"
   def reset(self, task_id): return eval(task_id)
@@ -118,9 +118,9 @@ CASES = [
     lambda tmp: load(tmp, "Good", "1 / 0"),
   ),
   (
-    "--config.env.kind is 'TMP/own.py:Missing', but TMP/own.py has no class Missing "
+    "--config.env.kind is 'TMP/own.py:Task', but TMP/own.py has no class Task "
     "that is a subclass of Env; add it",
-    lambda tmp: load(tmp, "Missing"),
+    lambda tmp: load(tmp, "Task"),
   ),
   (
     "--config.env.kind is 'TMP/own.py:NoDefault', but its Options need a default for "

@@ -177,7 +177,7 @@ def test_a_wrong_login_can_be_repaired_but_a_wrong_write_not(env):
   assert env.score() == 0.0
 
 
-def test_bad_inputs_and_a_missing_solution_are_named(data, env, tmp_path):
+def test_a_missing_solution_and_too_few_tasks_are_named(data, env):
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
   env.reset(PAY)
@@ -187,11 +187,5 @@ def test_bad_inputs_and_a_missing_solution_are_named(data, env, tmp_path):
     NotImplementedError, match="has no solution.* datasets train and dev"
   ):
     env.oracle()
-  for place, count, problem in (
-    (data, 9, "has 5 tasks, but 9 were asked for"),
-    (tmp_path, 1, "has 0 tasks, .*lower --config.env.train_tasks"),
-  ):
-    with pytest.raises(ValueError, match=f"train.txt {problem}"):
-      AppWorld(count, 1, 1, options=Options(str(place))).tasks("train")
-  with pytest.raises(ValueError, match="'../x' is not the id of an AppWorld task"):
-    AppWorld(options=Options(str(data))).reset("../x")
+  with pytest.raises(ValueError, match="has 5 tasks, but 9 were asked for"):
+    AppWorld(9, 1, 1, options=Options(str(data))).tasks("train")

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import socket
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
@@ -282,18 +281,6 @@ def test_a_recorded_reply_is_replayed(server, connect):
   for number, (other, call) in enumerate(zip([*[pair] * 4, *others], calls), 3):
     ask(other, **call)
     assert len(server.seen) == number
-
-
-@pytest.mark.parametrize("damage", ["usd = 'much'", "usd = -1", "reply = '{}'"])
-def test_a_damaged_call_is_named(connect, spent, tmp_path, damage):
-  pair = connect()
-  ask(pair)
-  with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as db, db:
-    db.execute(f"UPDATE calls SET {damage}")
-  with pytest.raises(
-    ValueError, match=r"episodes.sqlite: call 1 cannot be read. Restore a copy"
-  ):
-    ask(pair) if "reply" in damage else spent()
 
 
 def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):

@@ -123,10 +123,9 @@ def test_damage_of_a_needed_file_is_noticed(whole, tmp_path, how):
   assert noticed > 1
 
 
-@pytest.mark.parametrize("tree, leaf", [("params", "norm"), ("optimizer", 1)])
-def test_numbers_that_are_not_finite_are_never_restored(tmp_path, tree, leaf):
+def test_an_optimizer_that_is_not_finite_is_never_restored(tmp_path):
   poisoned = state(20)
-  poisoned[tree][leaf] = poisoned[tree][leaf].at[1].set(np.nan)
+  poisoned["optimizer"][1] = poisoned["optimizer"][1].at[1].set(np.nan)
   with contextlib.closing(Checkpoints(tmp_path, create=True)) as checkpoints:
     checkpoints.save(20, poisoned)
   assert_refused(tmp_path, text="not finite")

@@ -63,13 +63,19 @@ def test_dev_chooses_the_points_on_the_hull_and_the_highest():
 
 
 def test_a_family_has_one_row_under_each_budget(tmp_path):
-  """Of two points dev takes the better one, though the other is on the hull."""
-  four = PolicySpec("bopo", lam=4, cap=Cap(2))
-  five = dataclasses.replace(four, lam=5)
-  capped = [Played(four, "SSLL", SOLVED), Played(five, "SSSL", (1.0, 1.0, 0.5, 0.0))]
+  """The third one has the highest success, and the first one the highest score. The
+  second one has the highest sum: 25 + 77.5, more than 0 + 90 and 50 + 50.
+  """
+  first = PolicySpec("bopo", lam=4, cap=Cap(2))
+  second, third = (dataclasses.replace(first, lam=lam) for lam in (5, 6))
+  capped = [
+    Played(first, "SSLL", (0.9,) * 4),
+    Played(second, "SSLL", (1.0, 0.9, 0.9, 0.3)),
+    Played(third, "SSLL", (1.0, 1.0, 0.0, 0.0)),
+  ]
   results = figures([*BOUNDARIES, *capped])
-  assert results.hard_budget.policy.tolist() == [*BOUNDARY_KEYS, four.key]
-  assert "The policy is: BoPO, λ 4, at most 2 LARGE calls." in write(
+  assert results.hard_budget.policy.tolist() == [*BOUNDARY_KEYS, second.key]
+  assert "The policy is: BoPO, λ 6, at most 2 LARGE calls." in write(
     results, tmp_path
   ).read_text(encoding="utf-8")
 
@@ -206,9 +212,3 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   data = load_split(store, specs(policies), config(), "test")
   assert data.left_out == ["test-0 seed 3001"] and len(data.tasks) == 12
   assert data.episodes.policy.value_counts().tolist() == [23, 23]
-  lines = [*specs(policies), PolicySpec("sft")]
-  with pytest.raises(
-    ValueError,
-    match="^BoSFT lacks episodes on dev: run --stage=evaluate first$",
-  ):
-    choose_on_dev(store, lines, config())

@@ -94,9 +94,6 @@ BAD = {
   "profile.robustness": ((2.5,), (3, 3), (1001,)),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much"), (0.1, 0.1000001)),
   "baselines.rivals baselines.ablations": (("no-such",),),
-  "baselines.compared_lam": (0.2,),
-  "baselines.judge.names": (("a", "b"),),
-  "evaluate.thresholds": ((0.5,),),  # that is argmax, which every router has
   "sft.clip_norm bopo.r_hard router.rope_theta": (
     math.nan,
     math.inf,
@@ -104,12 +101,10 @@ BAD = {
     1e30,
     -1e30,
   ),
-  "distributed.process": (1,),  # of one
+  "distributed.coordinator": ("here",),
   "router.vocab_size": (257,),  # 256 bytes and two decisions
-  "router.num_heads": (3,),  # of 2 key-value heads
-  "router.max_tokens": (
-    567,
-  ),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
+  # 2 x (96 + 12 + 2 x 24 of previews and 80 around them) = 472
+  "router.max_tokens": (471,),
 }
 SECRET = [
   "sk-secret@h",
@@ -127,35 +122,20 @@ REFUSED = [
 ]
 
 
-def put(config, field, value):
+@pytest.mark.parametrize("field, value", REFUSED)
+def test_a_wrong_value_is_refused_by_its_field(field, value):
+  config = Config()
+  config.router.max_tokens = 472
+  validate(config)
   section, _, name = field.rpartition(".")
   part = operator.attrgetter(section)(config) if section else config
   assert hasattr(part, name)
   setattr(part, name, value)
-
-
-def refusal(fields: dict) -> str:
-  config = Config()
-  (
-    config.router.num_kv_heads,
-    config.router.action_tokens,
-    config.router.result_tokens,
-  ) = 2, 20, 44
-  config.router.max_tokens = 568
-  validate(config)
-  for field, value in fields.items():
-    put(config, field, value)
   with pytest.raises(ValueError) as error:
     validate(config)
   text = str(error.value)
-  assert error.type is ValueError and text.startswith("--config.")
+  assert error.type is ValueError and text.startswith(f"--config.{field}")
   assert "\n" not in text and "secret" not in text
-  return text
-
-
-@pytest.mark.parametrize("field, value", REFUSED)
-def test_a_wrong_value_is_refused_by_its_field(field, value):
-  assert refusal({field: value}).startswith(f"--config.{field}")
 
 
 def test_every_number_has_bounds():
@@ -170,29 +150,3 @@ def test_every_number_has_bounds():
     assert number.get("maximum", number.get("exclusiveMaximum", math.inf)) <= 1e12, (
       number
     )
-
-
-# Values of fields, and a text of the error.
-MESSAGES = [
-  (
-    {"router.hidden_size": 10**6, "router.vocab_size": 10**8},
-    "they take 1,600,",
-  ),  # GB
-  ({"env.kind": "appworld"}, "1 for AppWorld"),
-  ({"env.kind": "served"}, "models.kind must be chat"),
-  (
-    {"baselines.ablations": ("no-reference",), "bopo.reference_guided": False},
-    "without no-ref",
-  ),
-  (
-    {"bopo.updates": 41_667},
-    "at most 41666",
-  ),  # x 8 episodes x 3 batches of vanilla: a million
-  ({"train_seeds": 4}, "at most --config.evaluate.seeds"),
-  ({"distributed.coordinator": "here"}, "coordinator: String should match pattern"),
-]
-
-
-@pytest.mark.parametrize("fields, expected", MESSAGES)
-def test_a_message_names_the_rule_of_a_field(fields, expected):
-  assert expected in refusal(fields)

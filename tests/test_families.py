@@ -22,6 +22,7 @@ def config():
     9,
     (0.5, 0.1),
   )
+  config.value.capped_cost_weights = (0.5, 0.1)
   config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
   config.baselines = BaselinesConfig(
     tuple(name for name in FAMILIES if FAMILIES[name].is_rival),
@@ -46,8 +47,10 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     f"{judged}(K=1)",
     f"{judged}(K=2)",
   ]
-  expected += [f"{free}0.5)", f"{free}0.1)", f"{with_weight}K=1)", f"{with_weight}K=2)"]
-  expected += [f"{with_weight}optimism=0,{cap})" for cap in K[1:]]
+  expected += [f"{free}0.5)", f"{free}0.1)"]
+  for weight in (0.5, 0.1):
+    for cap in K[1:]:
+      expected += [f"{free}{weight},{cap})", f"{free}{weight},optimism=0,{cap})"]
   for optimism in (1, 2):
     expected += [f"{with_weight}optimism={optimism})"]
     expected += [f"{with_weight}optimism={optimism},{cap})" for cap in K[1:]]

@@ -46,15 +46,6 @@ def test_an_area_is_clipped_to_the_rectangle(points, expected):
   assert area(points) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-  ("cost", "small"),
-  [(np.nan, SMALL), (2.0, (5.0, 0.4)), (2.0, (1.0, 0.6)), (2.0, (np.nan, 0.4))],
-)
-def test_a_point_that_is_not_finite_is_an_error(cost, small):
-  with pytest.raises(ValueError, match="finite|cost more and score more"):
-    area([(cost, 0.5)], small)
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=10))
 def test_an_area_equals_that_of_scipys_hull(points):
   # Corners at y = 0 close the region under the upper hull.

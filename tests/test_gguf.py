@@ -54,21 +54,6 @@ def test_smollm2_predicts_what_transformers_predicts(smollm2):
   )
 
 
-def test_smollm2_answers_a_question(smollm2):
-  model = weights.load_qwen2(smollm2)
-  tokenizer = read_tokenizer(smollm2)
-  question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
-  question += "<|im_start|>assistant\n"
-  ids = tokenizer.encode(question).ids
-  answer = []
-  while len(answer) < 12 and answer[-1:] != [tokenizer.token_to_id("<|im_end|>")]:
-    padded = np.pad(ids + answer, (0, 32 - len(ids + answer)))[None]
-    answer.append(
-      int(log_probabilities(model, padded)[0, len(ids + answer) - 1].argmax())
-    )
-  assert tokenizer.decode(answer) == "The capital of France is Paris."
-
-
 def write_gguf(directory, kind, **changes):
   """Write made.gguf, a model of random weights.
 
@@ -130,10 +115,6 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   original = write_gguf(tmp_path, kind)
   file = str(tmp_path / "made.gguf")
   directory = weights_directory(file)
-  with pytest.raises(
-    ValueError, match="Cannot read .*config.json .* or run --stage=setup"
-  ):
-    weights.load_qwen2(directory)
   # An interrupted conversion left this directory.
   directory.with_suffix(".tmp").mkdir(parents=True)
   for _ in range(2):
@@ -154,29 +135,9 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
 
 
 def test_unsupported_and_damaged_files_are_refused(tmp_path):
-  for kind, changes, reason in [
-    ("gpt2", {}, "architecture is 'gpt2'"),
-    ("llama", {"blk.1.attn_q.weight": None}, "it has no 'blk.1.attn_q.weight'"),
-    ("qwen2", {"blk.1.attn_q.bias": None}, "it has no 'blk.1.attn_q.bias'"),
-    (
-      "llama",
-      {"rope_freqs.weight": np.ones(4, "f")},
-      "has a tensor rope_freqs.weight, which a Qwen2",
-    ),
-    (
-      "llama",
-      {"output_norm.weight": np.ones(4, "f")},
-      "output_norm.weight has shape .4,., expected .48,. from",
-    ),
-    (
-      "llama",
-      {"tokenizer.ggml.pre": "gpt-4o"},
-      "tokenizer is gpt2 .pre-tokenizer gpt-4o., expected",
-    ),
-    ("llama", {"llama.rope.scaling.type": "yarn"}, "rotary embeddings are scaled"),
-  ]:
-    write_gguf(tmp_path, kind, **changes)
-    with pytest.raises(ValueError, match=f"Cannot convert .*made.gguf: .*{reason}"):
+  for kind, name in (("llama", "blk.1.attn_q.weight"), ("qwen2", "blk.1.attn_q.bias")):
+    write_gguf(tmp_path, kind, **{name: None})
+    with pytest.raises(ValueError, match=f"Cannot convert .* it has no '{name}'"):
       convert(tmp_path / "made.gguf", tmp_path / "converted")
   whole = (tmp_path / "made.gguf").read_bytes()
   for part in (b"", b"text", whole[:20], whole[:5000], whole[:-3000]):

@@ -1,11 +1,9 @@
 """Check that a wrong command line ends with one line of advice and exit code 2."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 from absl import flags
-from jax.errors import JaxRuntimeError
 
 import main
 
@@ -21,8 +19,6 @@ WRONG = {
   "--config.sft.updates=many": "--config.sft.updates=many ... int",
   "--config.models.key_variables=('sk-secret',": "key_variables has a value that cannot be read",
   "--config.models=sk-secret": "config.models has a value that cannot be read",
-  "sk-secret": "an argument does not begin with --",
-  "--config=quickstart": "no such file; ... configs/{alfworld,appworld,quickstart ... get_config()",
   "--config.env.data=x": "set --config.env.options.data",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
   "--config.value.prices=0.5": "Field prices not found ... set --config.value.cost_weights",
@@ -30,15 +26,9 @@ WRONG = {
   "--config.serve.cache_ttl_s=60": "Field cache_ttl_s not found ... leave it out",
   "--config.references.together=20": "together not found ... set --config.references.plans, such",
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
-  "--config.env.kind=poem": "to FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
-  "--config.env.options.short_tasks=7": "is '7', but must be of type bool; the options of",
-  f"{APPWORLD} --config.env.options.code_s=0": "code_s is 0, but must be at least 1; the",
   f"{APPWORLD} --config.env.options.data=/x --config.dry_run": "no data in /x: set --",
-  "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
-  "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is costlier than the next",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
-  "--config.distributed.processes=2": "coordinator must be HOST:PORT at which process 0",
   f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
   f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
@@ -46,14 +36,11 @@ WRONG = {
 # Bodies of get_config, and texts that the error must contain.
 BODIES = {
   "raise ValueError(f'no setting {setting!r}')": "no setting 'other'",
-  "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks: Input should be greater",
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "return Config(value=ValueConfig(prices=(0,)))": "file.py:other: ValueConfig.prices: Unexpected keyword argument; set --config.value.cost_weights",
-  "c = Config(); c.value.prices = (0,); return c": "Field prices not found on dataclass ValueConfig; set --config.value.cost_weights",
   "return Config(serve=ServeConfig(cache_ttl_s=60))": "ServeConfig.cache_ttl_s: Unexpected keyword argument; leave it out",
   "c = Config(); c.sft.update = 5; return c": f"Field update not found on dataclass SFTConfig; {FIELDS}",
-  "pass": "file.py:other: get_config() returned a NoneType; return a Config",
   "raise KeyboardInterrupt": "file.py:other (KeyboardInterrupt): correct",
   "raise SystemExit(0)": "file.py:other (SystemExit: 0): correct",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",
@@ -97,30 +84,4 @@ def test_a_mistake_is_one_line(
   )
   check(
     arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, expected
-  )
-
-
-@pytest.mark.parametrize(
-  "error, expected",
-  [
-    (
-      sqlite3.DatabaseError("disk image is malformed"),
-      "RUNS/sandbox: disk image is malformed",
-    ),
-    (MemoryError(), "out of memory: lower --config.sft.micro_episodes"),
-    (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory ... 9 bytes"),
-  ],
-)
-def test_a_damaged_store_and_too_little_memory_are_one_line(
-  error, expected, tmp_path, monkeypatch, capsys
-):
-  def stage(run):
-    raise error
-
-  monkeypatch.setitem(main.STAGES, "report", stage)
-  check(
-    [SANDBOX, "--stage=report"],
-    tmp_path,
-    capsys,
-    expected.replace("RUNS", str(tmp_path)),
   )

@@ -92,7 +92,7 @@ def test_all_calls_of_a_session_have_the_same_fingerprint():
 
 @pytest.mark.parametrize(
   "messages",
-  [None, [], ["hello"], [{"content": "b"}], [user(7)], [user("\ud83d")]],
+  [None, [], ["hello"], [user(7)], [user("\ud83d")]],
 )
 def test_wrong_messages_are_refused_in_one_line(messages):
   with pytest.raises(ValueError, match="^Correct the field messages[^\n]*: [^\n]*$"):
@@ -148,5 +148,3 @@ def test_router_reads_the_same_tokens_as_training(view, make_task):
     extend(messages, write_reply("So.", episode.steps[n].action, False), after)
   choice = router.decide(messages, left_usd=1.0, left_large_calls=0)
   assert choice == ("small", {"small": 1.0, "large": 0.0})
-  with pytest.raises(ValueError, match="is negative. Pass 0 or more"):
-    router.decide(messages, left_usd=-1.0)

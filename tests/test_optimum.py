@@ -188,30 +188,6 @@ def test_exact_values_are_those_of_episodes(exact, p, calls):
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
-def test_most_calls_of_always_large_hit_the_cache(exact):
-  episodes = play(lambda live, spec: 1, 30)
-  cached = [[s.calls[0].usage.cached_tokens for s in e.steps] for e in episodes]
-  # The prompts have 76, 114, 152, 190, ... tokens.
-  assert max(cached, key=len)[:5] == [0, 64, 112, 144, 176]
-  assert sum(map(np.count_nonzero, cached)) > sum(map(len, cached)) / 2
-  # The longest prompt has 722 tokens, and the prompt before has 684: 672 are cached.
-  dearest_usd = (722 * 2 + 25 * 8) / 1e6
-  cheapest_usd = (50 * 2 + 672 * 0.5 + 25 * 8) / 1e6
-  assert exact.call_usd[17][1, [0, 17]] == pytest.approx([dearest_usd, cheapest_usd])
-
-
-def test_without_prompt_caches_the_figures_are_the_old_ones():
-  exact = Exact(ModelsConfig(prompt_cache=False))
-  expected = [
-    (None, (0.0021258196896163286, 0.6098388179089682)),
-    (4, (0.0018241449307884652, 0.5547502467126741)),
-  ]
-  for calls, point in expected:
-    assert exact.solve(MU, calls=calls)[0] == pytest.approx(point, rel=1e-12)
-  trio = Exact(ModelsConfig(names=TRIO, prompt_cache=False)).solve(MU)[0]
-  assert trio == pytest.approx((0.0013774058707936151, 0.632451592745353), rel=1e-12)
-
-
 @pytest.mark.parametrize(
   "prompt_cache, ratio, area", [(False, 6.8585, 0.8046), (True, 6.6668, 0.7703)]
 )

@@ -108,7 +108,8 @@ def test_a_run_ends_with_a_report_and_repeating_it_does_nothing(whole):
   page = (runs / "tiny" / "report" / "index.html").read_text()
   assert out.splitlines()[-1] == f"report: {runs / 'tiny' / 'report' / 'index.html'}"
   assert "image/png" in page and "cripted" in page
-  assert "  BoPO, λ 0.1\n" in out and "  First-Large, at most 1 LARGE call\n" in out
+  for label in ("BoPO, λ 0.1", "First-Large"):
+    assert f"  {label}, at most 1 LARGE call\n" in out
   keys = {key for key in policies(runs) if "(" in key}
   assert keys and not any(key in out or key in page for key in keys)
   assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
@@ -167,8 +168,6 @@ def test_a_router_in_python_decides_as_the_evaluation_did(
       left -= step.model
       chosen.append(step.model)
   assert chosen
-  with pytest.raises(ValueError, match="is no directory of a run"):
-    Router.load(tmp_path)
 
 
 def without_times(text):

@@ -26,7 +26,6 @@ from baar_jax.router.policy import (
 )
 from baar_jax.router.rivals import ZeroShotPolicy, escalate_once, stay_warm
 from baar_jax.router.view import View
-from baar_jax.router.weights import build_model
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -75,7 +74,9 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
 
 
 def make_policy(model, view) -> RouterPolicy:
-  return RouterPolicy(PolicySpec("router"), model, view, Sample("key"), rows=3)
+  """Make a policy for three live episodes, whose router costs a dollar a token."""
+  feed = reader.Reader(model, view, view.logit_ids, rows=3)
+  return RouterPolicy(PolicySpec("router"), feed, Sample("key"), usd_per_token=1.0)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,8 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   assert {step.model for live in finished for step in live.steps} == {0, 1}
 
 
-def test_only_new_tokens_are_paid_for(
-  tiny_model, router_config, tokenizer_dir, monkeypatch
-):
+def test_only_new_tokens_are_paid_for(tiny_model, view, monkeypatch):
   """The whole text is paid for after finish(), a failure, or a repeated question."""
-  # A token costs a dollar.
-  config = dataclasses.replace(router_config, usd_per_million_tokens=1e6)
-  view = View(config, tokenizer_dir)
   policy = make_policy(tiny_model, view)
   live = start(0)
   paid = []
@@ -188,7 +184,7 @@ def test_a_switch_costs_the_dollars_of_a_cold_prompt():
   live = start(0)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
-  situation = ConditionedPolicy._describe(policy, live)
+  situation = ConditionedPolicy._describe(policy, live, np.array([1, 0, 40, 0, 0, 0]))
   # $0.000075, $0.0003 and $0.0015 more than a warm prompt: 100 units of value a dollar.
   np.testing.assert_allclose(situation.switch_A, [0.0075, 0.03, 0.15])
   assert situation.models == [0]
@@ -233,15 +229,11 @@ def test_one_escalation_never_goes_back(models, advantage_A, model):
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-def test_infinite_and_nan_logits_stop_the_run(filled, router_config, view, number):
+def test_infinite_and_nan_logits_stop_the_run(number):
   """Without the error, the router would always pick the same model."""
-  broken = filled(lambda: build_model(router_config, 0))
-  row = np.array(view.decision_ids[1:])
-  broken.embedding_VxD[...] = broken.embedding_VxD[...].at[row, 0].set(number)
-  with pytest.raises(
-    ValueError, match="^Found an infinite number or a NaN in logits of router, expected"
-  ):
-    make_policy(broken, view).choose([start(0)])
+  feed = Mock(**{"read.return_value": (np.array([[0.0, number]]), [1])})
+  with pytest.raises(ValueError, match="NaN in logits of router, expected finite"):
+    RouterPolicy(PolicySpec("router"), feed, Threshold()).choose([start(0)])
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,6 @@ def test_the_cost_of_a_usage(model, usage, dollars):
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["gpt-9", "sonar", "whisper-1", "deepseek-chat"])
-def test_a_model_without_a_price_by_the_token_is_an_error(model):
-  with pytest.raises(ValueError, match=f"'{model}'.*Set --config.models.prices"):
-    cost_usd(model, Usage(1, 0, 1))
-
-
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   (price,) = prices_of(["claude-sonnet-4-5"])
   assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
@@ -60,9 +54,7 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   assert price.worst_case_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
 
 
-@pytest.mark.parametrize(
-  "usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)]
-)
+@pytest.mark.parametrize("usage", [(10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])
 def test_an_impossible_usage_is_an_error(usage):
   with pytest.raises(ValueError, match="is impossible"):
     cost_usd("gpt-4.1", Usage(*usage))

@@ -63,32 +63,29 @@ def test_random_chooses_large_with_probability_p():
 
 
 # Of the results a hall, an error, a door, the hall again and a lamp, the second and the
-# fourth are trouble. Each column is a decision: after the first observation, and so on.
+# fourth are trouble. An error stays in a window of two results for two decisions. The
+# first observation is no trouble.
+RESULTS = ["a hall", "No known action matches", "a door", "a hall", "a lamp"]
+PROGRESS = ["task: fix the failing test", "exception", "open", "closed", "ok"]
+
+
 @pytest.mark.parametrize(
-  "patience, expected", [(1, "SLSLS"), (2, "SLLLL"), (3, "SLLLL")]
+  "patience, results, expected",
+  [
+    (1, RESULTS, [0, 2, 0, 2, 0]),
+    (2, RESULTS, [0, 2, 2, 2, 2]),
+    (2, PROGRESS, [0, 2, 2, 0, 0]),
+  ],
 )
-def test_the_stage_rule_stays_with_large_after_trouble(patience, expected):
-  results = ["a hall", "No known action matches", "a door", "a hall", "a lamp"]
-  chosen = ""
-  for number in range(5):
-    episode = live(step=number)
-    episode.steps = [Step(result, 0, "") for result in results[:number]]
-    episode.observation = results[number]
-    spec = PolicySpec("stage-rule", patience=patience)
-    chosen += "SL"[rules.take_after_trouble(episode, spec)]
-  assert chosen == expected
-
-
-def test_the_first_observation_is_no_trouble_and_progress_ends_it():
-  """The error stays in the window of two results for two decisions."""
+def test_the_stage_rule_stays_with_the_third_model(patience, results, expected):
   episode = live(models=3)
-  spec = PolicySpec("stage-rule", patience=2)
+  spec = PolicySpec("stage-rule", patience=patience)
   chosen = []
-  for result in ["task: fix the failing test", "exception", "open", "closed", "ok"]:
+  for result in results:
     episode.observation = result
     chosen.append(rules.take_after_trouble(episode, spec))
     episode.steps.append(Step(result, 0, ""))
-  assert chosen == [0, 2, 2, 0, 0]
+  assert chosen == expected
 
 
 # LARGE costs $0.01 more than SMALL. It gains (0.9 - 0.1) * 0.5 = 0.4, or 40 per dollar. A

@@ -1,7 +1,6 @@
 """Check which changes a run's directory accepts, and what is played again."""
 
 import contextlib
-import fcntl
 import json
 
 import jax
@@ -45,8 +44,8 @@ def test_compiled_programs_are_not_in_the_runs_directory(
 class Counting(RulePolicy):
   """A policy that always calls SMALL, and keeps the keys of its episodes."""
 
-  def __init__(self, name="counted"):
-    super().__init__(PolicySpec(name), self.decide)
+  def __init__(self):
+    super().__init__(PolicySpec("counted"), self.decide)
     self.asked = []
 
   def decide(self, live, spec):
@@ -70,16 +69,6 @@ def used_directory(config):
     return run.dir
 
 
-def test_a_changed_field_of_a_used_directory_is_refused_by_name(config):
-  path = used_directory(config) / "config.json"
-  written = path.read_text()
-  config.bopo.clip_low = 0.2
-  message = (
-    "has bopo.clip_low=None, this command has 0.2: set --config.bopo.clip_low back, or"
-  )
-  assert message in refused(config) and path.read_text() == written
-
-
 def test_a_run_from_before_the_options_continues(opened, config):
   """Older configurations had five fields of `env` that are options now."""
   path = used_directory(config) / "config.json"
@@ -91,7 +80,8 @@ def test_a_run_from_before_the_options_continues(opened, config):
   opened(config).close()
   assert json.loads(path.read_text())["env"]["options"] == {}
   old |= {"short_tasks": False, "test_split": "dev"}
-  path.write_text(json.dumps(written | {"env": written["env"] | old}))
+  changed = json.dumps(written | {"env": written["env"] | old})
+  path.write_text(changed)
   assert read_config(path.parent).env.options == {
     "short_tasks": False,
     "test_split": "dev",
@@ -100,7 +90,7 @@ def test_a_run_from_before_the_options_continues(opened, config):
     "has env.options.short_tasks=False, this command has None: "
     "set --config.env.options.short_tasks back"
   )
-  assert message in refused(config)
+  assert message in refused(config) and path.read_text() == changed
 
 
 LOST = "restore the run's directory from a copy, or choose another --config.name"
@@ -119,25 +109,16 @@ TEXTS += [
 ]
 
 
-@pytest.mark.parametrize(
-  "lost", [["episodes.sqlite"], ["episodes.sqlite", "config.json"]]
-)
-def test_a_run_with_a_lost_store_is_refused(lost, config):
+def test_a_run_with_an_empty_store_is_refused(config):
   """A fresh store would forget the spent dollars, so the cap would begin again."""
-  directory = used_directory(config)
-  (directory / "checkpoints" / "sft").mkdir(parents=True)
-  for name in lost:
-    (directory / name).unlink()
-  if len(lost) == 1:
-    with pytest.raises(ValueError, match="sqlite is missing or empty"):
-      plan.main(config, ["profile"])
-    (directory / lost[0]).touch()
-    assert "sqlite is missing or empty" in refused(config)
-    Store(directory / lost[0]).close()
-  assert (
-    "has checkpoints, and its store has no tasks" in (message := refused(config))
-    and LOST in message
-  )
+  store = used_directory(config) / "episodes.sqlite"
+  (store.parent / "checkpoints" / "sft").mkdir(parents=True)
+  store.write_bytes(b"")
+  with pytest.raises(ValueError, match="sqlite is missing or empty"):
+    plan.main(config, ["profile"])
+  assert "sqlite is missing or empty" in refused(config)
+  Store(store).close()
+  assert "has checkpoints, and its store has no tasks" in refused(config)
 
 
 def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
@@ -153,18 +134,6 @@ def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
     "episodes-1.sqlite is missing or empty, so the spent dollars are unknown"
     in refused(config)
   )
-
-
-def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
-  def lockf(file, operation):
-    assert file.name == f"{config.runs}/tiny/lock"
-    raise BlockingIOError
-
-  monkeypatch.setattr(fcntl, "lockf", lockf)
-  problem = (
-    f"another process is using {config.runs}/tiny: wait for its end or choose another"
-  )
-  assert refused(config) == f"{problem} --config.name"
 
 
 def collect(run, policy, jobs):
@@ -188,9 +157,6 @@ def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
   assert message == [
     f"left out: {first.id} seed 0, some: the process was killed; run again to play it again"
   ]
-  run.config.models.max_failures = 3
-  with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):
-    collect(run, Counting("again"), jobs)
   run._envs, policy = [Sandbox(**tiny.SIZES)], Counting()
   assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from baar_jax.config import ValueConfig
+from baar_jax.config import Config, ValueConfig
 from baar_jax.episode import (
   LARGE,
   SMALL,
@@ -25,6 +26,7 @@ from baar_jax.llms.prices import Outlook
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 from baar_jax.router import head
 from baar_jax.router import policy as policies
+from baar_jax.router.facts import Lexicon, learn_vocabulary
 from baar_jax.router.head import (
   Heads,
   Scale,
@@ -33,21 +35,25 @@ from baar_jax.router.head import (
   draw_heads,
   estimate,
 )
-from baar_jax.router.policy import ConditionedPolicy
+from baar_jax.router.reader import StateReader
 from baar_jax.run import Run
 from baar_jax.stages import train
-from baar_jax.train import values
+from baar_jax.train import dataset, values
+from baar_jax.train.families import Loader
 from baar_jax.train.values import (
   Regime,
-  States,
   Transitions,
   compute_returns,
   compute_target,
   fit_heads,
+  load_heads,
   make_transitions,
 )
 
-TASK = Task("t", "train", "Do it.", 4)
+TASK = Task("t", "train", "Do it.", 3)
+TRAINING = SimpleNamespace(
+  config=Config(), store=Mock(**{"tasks.return_value": [TASK]})
+)
 
 
 def step(model, usd, score=None):
@@ -58,51 +64,39 @@ def episode(score, *steps):
   return Episode("t", "p", 0, [*steps], score, "done")
 
 
-def transitions_of(episodes, hidden_N) -> Transitions:
-  """Transitions of a task of three steps, with hidden states of size 1."""
-  progress = [row for e in episodes for row in head.count_progress(3, e.steps)]
-  states = States(np.array(hidden_N, np.float32)[:, None], np.array(progress))
-  return make_transitions(states, episodes, unit_usd=1.0)
+def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
+  """Transitions of a task of three steps, whose states have one given feature."""
+  vocabulary = learn_vocabulary({"t": TASK}, episodes)
+  states = values.read_states(TRAINING, vocabulary, episodes)
+  states = states._replace(features_NxD=np.array(feature_N, np.float32)[:, None])
+  return make_transitions(states, episodes, unit_usd)
 
 
-def make_heads(width, hidden_size) -> Heads:
-  mean_D, spread_D = np.zeros(hidden_size, np.float32), np.ones(hidden_size, np.float32)
-  scale = Scale(mean_D, spread_D, *np.float32([1, 100, 10]))
+def make_heads(width) -> Heads:
+  """Draw two heads for states of one feature."""
+  scale = Scale(*np.float32([[0], [1]]), *np.float32([1, 100, 10]))
   return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
 def test_transitions_of_an_episode_by_hand():
   """Gains add up to the final score, even if the environment does not score steps."""
   scored = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
-  states = States(np.zeros((5, 1)), np.zeros((5, 6)))
   unscored = episode(0.5, step(0, 1.0), step(1, 2.0))
-  data = make_transitions(states, [scored, unscored], unit_usd=2.0)
+  data = transitions_of([scored, unscored], [0] * 5, unit_usd=2.0)
   assert data.model_N.tolist() == [0, 1, 0, 0, 1]
   assert data.cost_N.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0]
   assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
   assert data.last_N.tolist() == [False, False, True, False, True]
-  progress = ((0, 0, 4, 0, 0, 0), (1, 0, 4, 1, 0, 1), (2, 1, 4, 2, 1, 2))
-  assert tuple(head.count_progress(TASK.max_steps, scored.steps)) == progress
-
-
-def test_progress_by_hand():
-  """A repeated observation is no progress. A new one sets the counts of stale steps to 0."""
-  steps = [
-    dataclasses.replace(step(int(m), 1.0), observation=o)
-    for m, o in zip("10100", "ababc")
-  ]
-  first, second, _, fourth, fifth = head.count_progress(9, steps)
-  assert first == (0, 0, 9, 0, 0, 0) and second == (1, 1, 9, 0, 0, 0)
-  assert fourth == (3, 2, 9, 2, 1, 2) and fifth == (4, 2, 9, 0, 0, 2)
+  assert data.states.progress_NxP[2].tolist() == [2, 1, 3, 2, 1, 2]
 
 
 def test_optimism_takes_large_unless_the_heads_agree():
   """LARGE's advantage over SMALL is -0.3 and 0.1 in two heads: mean -0.1, deviation 0.2."""
-  heads = make_heads(1, 1)
+  heads = make_heads(1)
   bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
   *layers, (weight, _) = heads.advantage
   heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
-  state = np.zeros((1, 1)), np.zeros((1, head.FACTS))
+  state = np.zeros((1, 1)), np.zeros((1, head.TERMS))
   gaps = [
     np.diff(estimate(heads, *state, optimism)[1]).item() for optimism in (0.0, 1.0)
   ]
@@ -141,7 +135,7 @@ def test_calls_left_by_hand():
   assert count_calls_left(Cap(2, 1.5), outlook) == 2
 
 
-def test_facts_by_hand():
+def test_terms_by_hand():
   progress = np.array([[1, 1, 4, 2, 1, 2]] * 2)
   free, capped = describe(np.array([np.inf, 2]), 1.0, progress)
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
@@ -171,7 +165,7 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
   data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
   exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
   config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
-  *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
+  *_, (done, heads, loss) = fit_heads(make_heads(16), data, config, seed=0)
   assert done == 2000 and loss < 0.01
   progress = np.array([[0, 0, 3, 0, 0, 0], [1, 0, 3, 1, 0, 1], [2, 0, 3, 2, 0, 2]])
   for left, cost_weight, *gains in [  # of LARGE over SMALL, by step
@@ -200,72 +194,74 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
 def run(tmp_path):
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
-  config.value.updates, config.value.heads = 3, 2
+  config.router.usd_per_million_tokens = 1e6
+  config.value = ValueConfig(
+    updates=3, inputs=("hidden", "facts", "words"), cost_weights=(0.5, 1.0), heads=2
+  )
   with contextlib.closing(Run(config)) as run:
+    train.profile(run)
+    values.fit_values(run.training())
     yield run
 
 
-@pytest.mark.parametrize(
-  "optimism, weight", [(None, None), (0, 1.0), (2, None), (None, 0.7)]
-)
-def test_policy_and_fit_see_equal_states_and_facts(run, monkeypatch, optimism, weight):
-  """A policy decides on the hidden states and facts that the heads learn from. A cap-blind policy
-  has the facts of no cap. Without a cost weight, the least one counts."""
-  train.profile(run)
-  view = run.training().open_trunk_view()
-  trunk = values.checkpoint.load_initial(run.training(), view)
-  heads = make_heads(8, 16)
-  estimate = Mock(wraps=policies.estimate)
-  is_conditioned = optimism is None
-  spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
-  spec = dataclasses.replace(spec, cost_weight=weight)
-  bundle = policies.Values(heads, [0.5, 1.0], run.training().billing)
-  policy = ConditionedPolicy(spec, trunk, view, bundle, 1)
-  with pytest.raises(
-    ValueError,
-    match=" NaN in hidden states of the budget-conditioned router, expected finite",
-  ):
-    policy._predict(np.full((1, 16), np.nan), ())
-  monkeypatch.setattr(policies, "estimate", estimate)
+def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
+  """A policy decides on the states and terms that the heads learn from. A cap-blind policy
+  has the terms of no cap. Without a cost weight, the least one counts."""
+  training = run.training()
+  _, vocabulary = load_heads(training)
+  loader = Loader(training, 1, run.pair, run.store)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
-  stored = {
-    e.task_id: e for e in run.collect("capped", spec, jobs, lambda spec: policy)
-  }
-  episodes = [stored[job.task.id] for job in jobs]
-  assert len({len(e.steps) for e in episodes}) > 1
-  data = values.read_states(run.training(), episodes)
-  decisions = iter(estimate.call_args_list)
-  left_N = 3 - data.progress_NxP[:, 1]
-  for n in np.flatnonzero(left_N):  # without a call left, there is no choice
-    _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
-    np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    expected = describe(
-      left_N[n] if is_conditioned else np.inf,
-      weight or 0.5,
-      data.progress_NxP[n],
-    )
-    np.testing.assert_allclose(facts, expected, rtol=1e-6)
-    assert added == (optimism or 0)
-  assert next(decisions, None) is None
+  for optimism, weight in ((None, None), (0, 1.0), (2, None), (None, 0.7)):
+    estimate = Mock(wraps=head.estimate)
+    monkeypatch.setattr(policies, "estimate", estimate)
+    is_conditioned = optimism is None
+    spec = PolicySpec("conditioned", optimism=optimism, cost_weight=weight)
+    spec = dataclasses.replace(spec, cap_conditioned=is_conditioned, cap=Cap(3))
+    played = run.collect("capped", spec, jobs, loader.build)
+    stored = {episode.task_id: episode for episode in played}
+    episodes = [stored[job.task.id] for job in jobs]
+    assert len({len(e.steps) for e in episodes}) > 1
+    # The trunk reads the first text, at a dollar per token.
+    assert 1 <= episodes[0].steps[0].router_cost_usd <= 300
+    states = values.read_states(training, vocabulary, episodes)
+    decisions = iter(estimate.call_args_list)
+    left_N = 3 - states.progress_NxP[:, 1]
+    for n in np.flatnonzero(left_N):  # without a call left, there is no choice
+      # One episode lives at a time.
+      _, (features,), (terms,), added = next(decisions).args
+      np.testing.assert_allclose(features, states.features_NxD[n], atol=1e-5)
+      calls_left = left_N[n] if is_conditioned else np.inf
+      expected = describe(calls_left, weight or 0.5, states.progress_NxP[n])
+      np.testing.assert_allclose(terms, expected, rtol=1e-6)
+      assert added == (optimism or 0)
+    assert next(decisions, None) is None
 
 
-def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
+def test_hidden_states_with_nan_stop_the_run():
+  trunk = Mock(**{"read.return_value": (np.full((1, 16), np.nan), [1])})
+  vocabulary = learn_vocabulary({"t": TASK}, [episode(1.0, step(0, 1.0), step(1, 1.0))])
+  reader = StateReader(("hidden",), Lexicon(vocabulary), 1, trunk)
+  problem = " NaN in hidden states of the budget-conditioned router, expected finite"
+  with pytest.raises(ValueError, match=problem):
+    reader.read([Mock()])
+
+
+def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   """A second fit does nothing. A damaged file is an error of one line."""
-  train.profile(run)
-  values.fit_values(run.training())
-  path = tmp_path / "tiny" / "checkpoints" / "value" / "value_heads.npz"
-  stored, heads = path.read_bytes(), values.load_heads(run.training())
-  assert [len(heads.value), len(heads.advantage), heads.scale.mean_D.shape] == [
-    3,
-    3,
-    (16,),
-  ]
-  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (
-    2,
-    16 + head.FACTS,
-    64,
-  )
-  values.fit_values(run.training())
+  training = run.training()
+  path = training.checkpoints("value") / "value_heads.npz"
+  stored = path.read_bytes()
+  heads, vocabulary = load_heads(training)
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  episodes = dataset.load_value_episodes(run.store, run.config)
+  # Nothing of the vocabulary is lost in the file.
+  learnt = learn_vocabulary(tasks, episodes)
+  jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
+  # 16 numbers of the hidden state, 75 facts and 48 directions of words.
+  assert heads.scale.mean_D.shape == (16 + 75 + 48,)
+  assert heads.value[0][0].shape == (2, 139 + head.TERMS, 64)
+  assert heads.advantage[2][0].shape == (2, 32, 2)
+  values.fit_values(training)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
   # The arrays have nan, a pickled object, weights for other inputs, and a wrong shape.
@@ -279,16 +275,16 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
     with pytest.raises(
       ValueError, match=r"value_heads.npz is missing or damaged \(.+\): delete"
     ):
-      values.load_heads(run.training())
+      load_heads(training)
   path.write_bytes(stored[:-100])
   with pytest.raises(
     ValueError, match="value_heads.npz is missing or damaged .*not a zip"
   ):
-    values.load_heads(run.training())
+    load_heads(training)
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
   with pytest.raises(
     ValueError, match="^value stopped: update 2 has loss nan; last good"
   ):
-    values.fit_values(run.training())
+    values.fit_values(training)
   assert not path.exists()

@@ -221,12 +221,6 @@ def test_any_text_is_kept_and_none_is_read_as_a_decision(view):
     assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
 
 
-TRUNCATION = {
-  "direction": "Right",
-  "max_length": 1,
-  "strategy": "LongestFirst",
-  "stride": 5,
-}
 # With this normalizer the tokenizers package panics.
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UNREADABLE = (
@@ -237,24 +231,13 @@ UNREADABLE = (
 def test_an_unsuitable_tokenizer_is_refused_in_one_line(
   router_config, tokenizer_dir, tmp_path
 ):
-  with pytest.raises(ValueError, match=UNREADABLE):
-    View(router_config, tmp_path)
-  for changes, vocabulary, line in [
-    # This tokenizer cuts the text.
-    ({"truncation": TRUNCATION}, {}, UNREADABLE),
-    ({"normalizer": PANIC}, {}, UNREADABLE),
-    # <|SMALL|> and <|BIG|> need different tokens, or they always are equally probable.
-    ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks one of the decision tokens"),
-    # A router of 340 tokens would read the row of another token without an error.
-    (
-      {},
-      {"Q": 340},
-      "token with id 340, expected ids below --config.router.vocab_size, 340",
-    ),
+  fields = json.loads((tokenizer_dir / "tokenizer.json").read_text())
+  # <|SMALL|> and <|BIG|> need different tokens, or they always are equally probable.
+  fields["model"]["vocab"]["<|BIG|>"] = 0
+  for changes, line in [
+    ({"normalizer": PANIC}, UNREADABLE),
+    ({"added_tokens": []}, "lacks one of the decision tokens"),
   ]:
-    fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
-    if vocabulary:
-      fields["model"]["vocab"] |= vocabulary
-    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields | changes))
     with pytest.raises(ValueError, match=line):
       View(router_config, tmp_path)

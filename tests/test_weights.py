@@ -99,12 +99,6 @@ def test_layers_keeps_the_first_layers_of_the_weights(adopt, tmp_path):
   cut = load_qwen2(directory, layers=2)
   first_two = jax.tree.map(lambda x: x[:2], nnx.state(whole.layers))
   jax.tree.map(np.testing.assert_array_equal, nnx.state(cut.layers), first_two)
-  with pytest.raises(ValueError, match="router.layers is 4, but the weights have 3"):
-    weights.check_pretrained(RouterConfig(weights=str(directory), layers=4))
-  with pytest.raises(
-    ValueError, match="max_tokens is 32769, but .* was trained for 32768"
-  ):
-    weights.check_pretrained(RouterConfig(weights=str(directory), max_tokens=32_769))
   view = adopt(directory)
   view.config = dataclasses.replace(view.config, layers=2)
   start = load_initial(RouterFiles(tmp_path, Config(router=view.config), None), view)
@@ -149,7 +143,6 @@ def test_an_unsuitable_tensor_is_refused(tmp_path):
       np.zeros(3),
       f"{WHOLE}: tensor 'side\\n\\x1b[3m' is unknown to a Qwen2",
     ),
-    (UP, None, f"DIR: tensor {UP} is in no model*.safetensors"),
     (
       UP,
       np.zeros([40, 48], "i1"),
@@ -160,13 +153,6 @@ def test_an_unsuitable_tensor_is_refused(tmp_path):
   ]:
     set_tensor(hf.write(tmp_path, SHAPE), name, array)
     assert line in refusal(tmp_path)
-  save_file(
-    {UP: np.zeros([40, 48], "f4")}, hf.write(tmp_path, SHAPE) / "model-2.safetensors"
-  )
-  assert (
-    f"{WHOLE}: tensor {UP} is in model-2.safetensors too, expected in one file"
-    in refusal(tmp_path)
-  )
 
 
 def test_an_unsuitable_config_is_refused(tmp_path):
@@ -179,7 +165,6 @@ def test_an_unsuitable_config_is_refused(tmp_path):
   wrong += [
     ("num_hidden_layers", 10**6),
     ("num_key_value_heads", 0),
-    ("model_type", "llama"),
   ]
   wrong += [("use_sliding_window", True), ("rope_scaling", {"type": "yarn"})]
   wrong += [("quantization_config", {"bits": 4})]
@@ -193,13 +178,7 @@ def test_an_unsuitable_config_is_refused(tmp_path):
       "rope_type (Input should be 'default')",
     )
   ]
-  rows += [
-    ({"num_key_value_heads": 4}, "num_attention_heads must be a multiple of num_key_")
-  ]
-  # The embedding has 10^8 rows of 10^6 numbers of 4 bytes: 400,000 GB. Each of the three
-  # layers adds 1.1 GB.
-  large = {"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}
-  for changes, line in [*rows, (large, "weights need 400,003 GB in float32")]:
+  for changes, line in rows:
     set_fields(hf.write(tmp_path, SHAPE), changes)
     assert line in refusal(tmp_path)
 

@@ -123,6 +123,7 @@ def flags(runs) -> list[str]:
     "value.heads": 2,
     "value.value_width": 8,
     "value.cost_weights": (0.5,),
+    "value.capped_cost_weights": (0.5,),
   }
   for section, fields in SECTIONS.items():
     values |= {f"{section}.{name}": value for name, value in fields.items()}

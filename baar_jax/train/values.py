@@ -484,9 +484,11 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       *leaves, directions_HxC, text = stored.values()
     if len(leaves) != STRUCTURE.num_leaves:
       raise ValueError("another version wrote it")
-    for x in leaves:
+    for x in (*leaves, directions_HxC):
       check_finite(x, "heads")
     heads = jax.tree.unflatten(STRUCTURE, leaves)
+    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.TERMS,):
+      raise ValueError("another version wrote it")
     return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
