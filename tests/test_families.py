@@ -50,10 +50,7 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   expected += [f"{free}0.5)", f"{free}0.1)"]
   for weight in (0.5, 0.1):
     for cap in K[1:]:
-      expected += [f"{free}{weight},{cap})", f"{free}{weight},optimism=0,{cap})"]
-  for optimism in (1, 2):
-    expected += [f"{with_weight}optimism={optimism})"]
-    expected += [f"{with_weight}optimism={optimism},{cap})" for cap in K[1:]]
+      expected += [f"{free}{weight},{cap})", f"{free}{weight},blind=1,{cap})"]
   for rule in ("cache-sticky", "one-escalation"):
     for weight in (0.5, 0.1):
       spared = f"{rule}(update=9,cost_weight={weight}"
@@ -91,8 +88,7 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
   for key in ("optimum(K=2)", f"{judged}(K=2)", f"{with_weight}K=2)"):
     assert uncapped[key] is None
-  assert uncapped[f"{with_weight}optimism=0,K=2)"].key == f"{free}0.1)"
-  assert uncapped[f"{with_weight}optimism=1,K=2)"].key == f"{with_weight}optimism=1)"
+  assert uncapped[f"{with_weight}blind=1,K=2)"].key == f"{free}0.1)"
   # The three rules act alike until the cap is spent, even if routers read their cap.
   config.router.show_budget = True
   rules = {"cache-sticky", "one-escalation", "stage-rule"}
@@ -198,13 +194,9 @@ SHAPES = [
     "bopo vanilla",
     LAM | {"seed": st.none() | COUNT, "update": COUNT, "rollout": st.just(True)},
   ),
-  # Cap-conditioned, cap-blind, and cap-blind with optimism.
-  (
-    "conditioned",
-    VALUES | {"optimism": st.just(0), "cap_conditioned": st.just(True), "cap": CAP},
-  ),
-  ("conditioned", VALUES | {"optimism": st.just(0), "cap": CAP.filter(bool)}),
-  ("conditioned", VALUES | {"optimism": COUNT, "cap": CAP}),
+  # Cap-conditioned, and cap-blind.
+  ("conditioned", VALUES | {"cap_conditioned": st.just(True), "cap": CAP}),
+  ("conditioned", VALUES | {"blind": st.just(1), "cap": CAP.filter(bool)}),
 ]
 
 
@@ -217,7 +209,7 @@ def test_two_policies_never_share_a_key(names, fields, data):
   for name in fields:
     specs.add(dataclasses.replace(first, **{name: getattr(second, name)}))
   other_names, other_fields = data.draw(st.sampled_from(SHAPES))
-  shared = fields.keys() & other_fields.keys() - {"optimism", "cap_conditioned"}
+  shared = fields.keys() & other_fields.keys() - {"blind", "cap_conditioned"}
   values = {name: getattr(first, name) for name in shared if getattr(first, name)}
   for other in data.draw(list_specs_of(other_names, other_fields)):
     specs |= {other, dataclasses.replace(other, **values)}

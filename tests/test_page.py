@@ -47,19 +47,18 @@ def index(results, tmp_path_factory) -> Path:
 
 
 LABELS = {
-  "budget-conditioned router, cost weight 0.5, cap-blind, optimism 2, at most 3 LARGE calls": PolicySpec(
-    "conditioned", update=9, cost_weight=0.5, optimism=2.0, cap=Cap(3)
+  "budget-conditioned router, cost weight 0.5, cap-blind, at most 3 LARGE calls": PolicySpec(
+    "conditioned", update=9, cost_weight=0.5, blind=1, cap=Cap(3)
   ),
   "budget-conditioned router, cap-conditioned, cost weight 0, at most $0.02": PolicySpec(
     "conditioned",
     update=9,
     cost_weight=0.0,
-    optimism=0.0,
     cap_conditioned=True,
     cap=Cap(usd=0.02),
   ),
   "budget-conditioned router, cost weight 1": PolicySpec(
-    "conditioned", cost_weight=1.0, optimism=0.0, cap_conditioned=True
+    "conditioned", cost_weight=1.0, cap_conditioned=True
   ),
   "BoPO, λ 0.3, at most 1 LARGE call": BOPO.under(Cap(1)),
   "BoPO, λ 0.5": PolicySpec("bopo", lam=0.5, update=9, seeds=3, threshold=0.5),

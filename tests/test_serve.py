@@ -286,7 +286,7 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
   """routed(**serve): a client whose router picks LARGE at a cost weight below 0.3."""
-  spec = PolicySpec("conditioned", update=3, optimism=0.0, cap_conditioned=True)
+  spec = PolicySpec("conditioned", update=3, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.5, 0.1)
   monkeypatch.setattr("baar_jax.stages.serve.open_router", lambda *args: router)

@@ -218,10 +218,14 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
       "exploration-all(samples=2,steps=1,repeats=1)": 12,
       "bopo(lam=0.1)/1": 4,
     }
+    # Version 0 had policies with optimism.
+    least = "conditioned(update=20,cost_weight=0.1"
+    for optimism in (1, 2):
+      for cap in ("", ",K=1"):
+        other[f"{least},optimism={optimism}{cap})"] = 1
     assert {*table.policy} == {*listed, *other}
     assert table.policy.value_counts()[[*other]].to_dict() == other
-    least = "conditioned(update=20,cost_weight=0.1"
-    assert {"always(rank=2)", f"{least})", f"{least},optimism=2,K=1)"} < {*listed}
+    assert {"always(rank=2)", f"{least})", f"{least},blind=1,K=1)"} < {*listed}
     played = {stage: 0 for stage in ("profile", "references", "bopo", "evaluate")}
     chosen = {
       spec.key for spec in choose_on_dev(store, list_specs(config), config).entries
@@ -233,8 +237,8 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
         assert {(job.task.id, job.seed) for job in jobs} <= store.keys(spec.key), spec
         assert len(store.episodes(spec.key)) >= len(jobs)
         played[stage] += len(jobs)
-    # 2 boundaries of 4 tasks; the samples; the rollouts; 25 policies on dev and 14 on test.
-    assert [*played.values()] == [8, 12, 4, 25 + 14]
+    # 2 boundaries of 4 tasks; the samples; the rollouts; 21 policies on dev and 14 on test.
+    assert [*played.values()] == [8, 12, 4, 21 + 14]
   converted = dump(older / "episodes.sqlite")
   Store(older / "episodes.sqlite").close()
   assert dump(older / "episodes.sqlite") == converted
@@ -305,7 +309,7 @@ def test_sessions_of_version_1_have_cost_weights(store, path):
     assert json.loads(states[id_]) == expected
     session = Sessions(path, None).find(id_)
     assert (session.cost_weight, session.dollars.remaining) == (weight, 0.09)
-  assert rows_of(path, "PRAGMA user_version") == [(2,)]
+  assert rows_of(path, "PRAGMA user_version") == [(3,)]
 
 
 def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):

@@ -26,7 +26,7 @@ from baar_jax.llms.prices import Outlook
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 from baar_jax.router import head
 from baar_jax.router import policy as policies
-from baar_jax.router.facts import Lexicon, learn_vocabulary
+from baar_jax.router.facts import learn_vocabulary
 from baar_jax.router.head import (
   Heads,
   Scale,
@@ -88,19 +88,6 @@ def test_transitions_of_an_episode_by_hand():
   assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
   assert data.last_N.tolist() == [False, False, True, False, True]
   assert data.states.progress_NxP[2].tolist() == [2, 1, 3, 2, 1, 2]
-
-
-def test_optimism_takes_large_unless_the_heads_agree():
-  """LARGE's advantage over SMALL is -0.3 and 0.1 in two heads: mean -0.1, deviation 0.2."""
-  heads = make_heads(1)
-  bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
-  *layers, (weight, _) = heads.advantage
-  heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
-  state = np.zeros((1, 1)), np.zeros((1, head.TERMS))
-  gaps = [
-    np.diff(estimate(heads, *state, optimism)[1]).item() for optimism in (0.0, 1.0)
-  ]
-  assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
 def test_target_under_caps_and_cost_weights_by_hand():
@@ -211,12 +198,11 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
   _, vocabulary = load_heads(training)
   loader = Loader(training, 1, run.pair, run.store)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
-  for optimism, weight in ((None, None), (0, 1.0), (2, None), (None, 0.7)):
+  for is_conditioned, weight in ((True, None), (False, 1.0), (True, 0.7)):
     estimate = Mock(wraps=head.estimate)
     monkeypatch.setattr(policies, "estimate", estimate)
-    is_conditioned = optimism is None
-    spec = PolicySpec("conditioned", optimism=optimism, cost_weight=weight)
-    spec = dataclasses.replace(spec, cap_conditioned=is_conditioned, cap=Cap(3))
+    spec = PolicySpec("conditioned", cost_weight=weight, cap=Cap(3))
+    spec = dataclasses.replace(spec, cap_conditioned=is_conditioned)
     played = run.collect("capped", spec, jobs, loader.build)
     stored = {episode.task_id: episode for episode in played}
     episodes = [stored[job.task.id] for job in jobs]
@@ -228,19 +214,18 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
     left_N = 3 - states.progress_NxP[:, 1]
     for n in np.flatnonzero(left_N):  # without a call left, there is no choice
       # One episode lives at a time.
-      _, (features,), (terms,), added = next(decisions).args
+      _, (features,), (terms,) = next(decisions).args
       np.testing.assert_allclose(features, states.features_NxD[n], atol=1e-5)
       calls_left = left_N[n] if is_conditioned else np.inf
       expected = describe(calls_left, weight or 0.5, states.progress_NxP[n])
       np.testing.assert_allclose(terms, expected, rtol=1e-6)
-      assert added == (optimism or 0)
     assert next(decisions, None) is None
 
 
 def test_hidden_states_with_nan_stop_the_run():
   trunk = Mock(**{"read.return_value": (np.full((1, 16), np.nan), [1])})
   vocabulary = learn_vocabulary({"t": TASK}, [episode(1.0, step(0, 1.0), step(1, 1.0))])
-  reader = StateReader(("hidden",), Lexicon(vocabulary), 1, trunk)
+  reader = StateReader(("hidden",), vocabulary, 1, trunk)
   problem = " NaN in hidden states of the budget-conditioned router, expected finite"
   with pytest.raises(ValueError, match=problem):
     reader.read([Mock()])
