@@ -194,8 +194,7 @@ class Tracker:
     self._small_run = 0  # SMALL's steps since LARGE's last one
     self._newest = self._newest_calls = 0  # steps and LARGE calls at the last new one
     self._score = self._gain = 0.0
-    self._rise = 0  # the number of steps when the score rose last
-    self._since_rise = [0, 0]  # steps since then, by model
+    self._since_rise = [0, 0]  # steps since the score rose, by model
     # Words of the task in the newest observation, in the first one, new in the newest
     # one, and in all but the first.
     self._words = self._first = self._new_words = self._covered = frozenset()
@@ -255,7 +254,6 @@ class Tracker:
       self._gain = step.score - self._score
       self._score = step.score
     if self._gain > 0:
-      self._rise = len(self.steps)
       self._since_rise = [0, 0]
 
   @property
@@ -326,7 +324,7 @@ class Tracker:
     waits = [
       self._small_run if self._large_calls else NO_LARGE + self._small_run,
       self._small_run,
-      len(self.steps) - self._rise,
+      sum(self._since_rise),
     ]
     offers = self._offer_facts()
     columns = [values, np.log1p(counts), np.log1p(waits) / 3, *offers]
