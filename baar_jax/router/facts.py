@@ -32,6 +32,7 @@ VERBS = 12  # V, the largest number of known verbs
 LEAST_STRENGTH = 0.1
 # An episode without a LARGE call counts as this number of steps since the last one.
 NO_LARGE = 40
+NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
 FACTS = 27 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
 
 
@@ -293,11 +294,7 @@ class Tracker:
   @property
   def facts(self) -> np.ndarray:
     """Compute the facts of the next decision, float32 of size `FACTS`."""
-    last, before = Step("", SMALL, ""), Step("", SMALL, "")
-    if self.steps:
-      last = self.steps[-1]
-    if len(self.steps) > 1:
-      before = self.steps[-2]
+    before, last = [NO_STEP, NO_STEP, *self.steps][-2:]
     seen = self._seen[self.observation]
     is_large = last.model != SMALL
     words = [self._words, self._first, self._new_words, self._covered]
