@@ -13,7 +13,7 @@ PAGES = pytest.mark.parametrize("page", prose.PAGES, ids=lambda page: page.stem)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FLAG = re.compile(r"--config\.([a-z_.]+)")
 SPAN = re.compile(r"`([^`\n]+)`")
-FOLDERS = ("baar_jax", "configs", "docs", "examples", "tests")
+FOLDERS = ("baar_jax", "configs", "docs", "examples", "tests", "tools")
 # A file of Python, or a path in one of the folders. Names in upper case are examples.
 PATH = re.compile(
   r"(?<![\w./<>-])((?:[a-z0-9_.*-]+/)*[a-z0-9_*-]+\.py\b"

@@ -33,7 +33,6 @@ LEAST_STRENGTH = 0.1
 # An episode without a LARGE call counts as this number of steps since the last one.
 NO_LARGE = 40
 NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
-FACTS = 27 + 12 + 3 * VERBS  # number of facts of `Tracker.facts`
 
 
 class Vocabulary(NamedTuple):
@@ -293,7 +292,7 @@ class Tracker:
 
   @property
   def facts(self) -> np.ndarray:
-    """Compute the facts of the next decision, float32 of size `FACTS`."""
+    """Compute the facts of the next decision, float32."""
     before, last = [NO_STEP, NO_STEP, *self.steps][-2:]
     seen = self._seen[self.observation]
     is_large = last.model != SMALL
