@@ -42,9 +42,9 @@ from baar_jax.train.jobs import BOUNDARIES, label_family
 # of sums.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
 bopo.lam traces serve baselines profile.robustness evaluate value.cost_weights
-distributed max_usd dry_run models.key_variables models.concurrency
-models.token_limit_field models.timeout_s models.retries models.max_failures
-sft.micro_episodes"""
+value.capped_cost_weights distributed max_usd dry_run models.key_variables
+models.concurrency models.token_limit_field models.timeout_s models.retries
+models.max_failures sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 # Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")

@@ -105,13 +105,13 @@ def print_forecasts(
   heads, _ = load_heads(files)
   scale = heads.scale
   tokens = [scale.opening_tokens, scale.reply_tokens]
-  mean = data.mean([data.sr])
+  mean = data.mean([*METRICS])
   by_cap = {}
   for spec in specs:
     if spec.family == CONDITIONED:
       by_cap.setdefault(spec.cap, []).append(spec)
   for cap, listed in by_cap.items():
-    best = max(listed, key=lambda spec: mean.loc[spec.key, data.sr])
+    best = max(listed, key=lambda spec: mean.loc[spec.key].sum())
     episodes = store.episodes(best.key)
     episodes = [episode for episode in episodes if episode.task_id in data.tasks]
     usd = [forecast_usd(files.billing, tokens, episode) for episode in episodes]

@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -155,9 +156,9 @@ def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
   return message, use_run(lambda run: load(run, records))
 
 
-def decide_with_debts(tmp: Path) -> None:
+def decide_alone(tmp: Path, **arguments: float) -> None:
   router = Router(Policy(PolicySpec("p")), ("small", "large"), 9, sessions=1)
-  router.decide(ASK, left_usd=-1.0)
+  router.decide(ASK, **arguments)
 
 
 CASES = [
@@ -297,5 +298,9 @@ CASES = [
     "session 'a': ...disagree...", *chat(usage=USAGE | {"cached_tokens": 101})
   ),
   import_lines("session 'b': Correct the field score: Field required", atif(extra={})),
-  ("left_usd or left_large_calls is negative. Pass 0 or more.", decide_with_debts),
+  (
+    "left_usd or left_large_calls is negative. Pass 0 or more.",
+    partial(decide_alone, left_usd=-1.0),
+  ),
+  ("The score is 2. Pass a number in [0, 1].", partial(decide_alone, score=2)),
 ]

@@ -11,6 +11,7 @@ import standin
 from standin import StandIn
 from starlette.testclient import TestClient
 
+from baar_jax import Router
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
@@ -322,6 +323,25 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   }
   assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
   assert client.chat("s0").status_code == 409
+
+
+def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
+  client = routed()
+  scores = []
+
+  def choose(policy, ready):
+    scores.append([step.score for step in ready[0].steps])
+    return [Decision(0)]
+
+  monkeypatch.setattr(RulePolicy, "choose", choose)
+  messages = [*ASK]
+  router = Router(RulePolicy(PolicySpec("r"), None), ("small", "large"), 9, sessions=1)
+  for score in (None, 0.25, 0.5):
+    headers = {} if score is None else {"x-baar-score": f"{score}"}
+    assert client.chat(headers=headers, messages=messages).status_code == 200
+    router.decide(messages, score=score)
+    messages += [{"role": "assistant", "content": "go"}, *ASK]
+  assert scores == [[], [], [0.25], [0.25], [0.25, 0.5], [0.25, 0.5]]
 
 
 # 40,000 characters are 10,000 tokens for the stand-in, and 3 for the message. The largest

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.rollout.specs import Live
 
 WORD = re.compile(r"[a-z]{3,}")
 PIECE = re.compile(r"[,\n]")
@@ -30,7 +31,7 @@ VERBS = 12  # V, the largest number of known verbs
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
 LEAST_STRENGTH = 0.1
-# An episode without a LARGE call counts as this number of steps since the last one.
+# Without a LARGE call, this number is added to the steps since the last one.
 NO_LARGE = 40
 NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
 
@@ -204,13 +205,13 @@ class Tracker:
     self._trials = np.zeros((2, 2, VERBS))
     self._kind: int | None = None
 
-  def follows(self, steps: Sequence[Step], observation: str) -> bool:
+  def follows(self, live: Live) -> bool:
     """Tell whether an episode begins with what this tracker has seen."""
     count = len(self.steps)
-    if count > len(steps) or self.steps != list(steps[:count]):
+    if self.task != live.task or self.steps != live.steps[:count]:
       return False
-    expected = steps[count].observation if count < len(steps) else observation
-    return self.observation in (None, expected)
+    texts = [*(step.observation for step in live.steps), live.observation]
+    return self.observation in (None, texts[count])
 
   def see(self, observation: str) -> None:
     """Take in the observation before a decision; a second call changes nothing."""
@@ -346,7 +347,7 @@ class Tracker:
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
 
   def _offer_facts(self) -> list[np.ndarray]:
-    """Compute the facts about offers; all are 0 if nothing is offered."""
+    """Compute the facts about offers, and about the actions with known verbs."""
     kind_V = np.zeros(VERBS)
     if self._kind is not None:
       kind_V[self._kind] = 1

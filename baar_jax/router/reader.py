@@ -243,7 +243,7 @@ class StateReader:
   def _follow(self, live: Live) -> Tracker:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)
-    if tracker is None or not tracker.follows(live.steps, live.observation):
+    if tracker is None or not tracker.follows(live):
       tracker = self._trackers[live.key] = Tracker(self._vocabulary, live.task)
     for step in live.steps[len(tracker.steps) :]:
       tracker.act(step)

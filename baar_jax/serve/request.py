@@ -303,11 +303,10 @@ class Conversation(NamedTuple):
 
   def write_steps(self, steps: Sequence[Step]) -> list[Step]:
     """Return copies of steps with this conversation's observations and actions."""
-    rows = zip(self.observations, self.actions, steps)
-    return [
-      Step(text, step.model, action, step.calls, started_s=step.started_s)
-      for text, action, step in rows
-    ]
+    copies = []
+    for text, action, step in zip(self.observations, self.actions, steps):
+      copies.append(dataclasses.replace(step, observation=text, action=action))
+    return copies
 
 
 def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:

@@ -80,6 +80,7 @@ class Router:
     left_usd: float | None = None,
     left_large_calls: int | None = None,
     session: str | None = None,
+    score: float | None = None,
   ) -> RoutedModel:
     """Choose the model that answers the next call of a session.
 
@@ -93,16 +94,22 @@ class Router:
         cap.
       session: the session's name. Without it, the system text, the tools and the first
         user message identify the session.
+      score: the score that your agent has reached so far, in [0, 1]; None if unknown.
 
     Raises:
-      ValueError: a message has a wrong field, or a remaining cap is negative.
+      ValueError: a message has a wrong field, a remaining cap is negative, or the score
+        is outside [0, 1].
     """
     text = read_messages(messages, tools)
     remaining_cap = Cap(left_large_calls, left_usd)
     if min(remaining_cap.calls or 0, remaining_cap.usd or 0) < 0:
       raise ValueError("left_usd or left_large_calls is negative. Pass 0 or more.")
+    if not 0 <= (score or 0) <= 1:
+      raise ValueError(f"The score is {score}. Pass a number in [0, 1].")
     with self._lock:
       live = self._make_live(session or text.fingerprint, text, remaining_cap)
+      if live.steps:
+        live.steps[-1].score = score
       if remaining_cap.calls == 0:
         self._decider.remember(live)
         decision = Decision(SMALL, p_A=[1.0, *[0.0] * len(self._models[1:])])

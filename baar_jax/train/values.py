@@ -482,14 +482,13 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
   try:
     with np.load(path) as stored:
       *leaves, directions_HxC, text = stored.values()
-    if len(leaves) != STRUCTURE.num_leaves:
-      raise ValueError("another version wrote it")
     for x in (*leaves, directions_HxC):
       check_finite(x, "heads")
-    heads = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.TERMS,):
-      raise ValueError("another version wrote it")
-    return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
+    if len(leaves) == STRUCTURE.num_leaves:
+      heads = jax.tree.unflatten(STRUCTURE, leaves)
+      if heads.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
+        return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
+    raise ValueError("another version wrote it")
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"{path} is missing or damaged ({error}): delete it if it exists, then run "
