@@ -31,7 +31,14 @@ BUDGETS = ("call_budget", "usd_budget")
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
 MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
 # Fields of older versions that have no successor.
-REMOVED_FIELDS = ("route_by_cache", "cache_ttl_s", "show_cache", "cache_facts")
+REMOVED_FIELDS = (
+  "route_by_cache",
+  "cache_ttl_s",
+  "show_cache",
+  "cache_facts",
+  "return_share",
+  "heads",
+)
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"

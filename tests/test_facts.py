@@ -19,7 +19,7 @@ from baar_jax.router.reader import StateReader
 TEXTS = "Find the red lamp", "Find the blue lamp", "Find the red box", "Find a door"
 TASKS = {text: Task(text, "train", text, 9) for text in TEXTS}
 TASK = Task("held-out", "test", "Red lamp or tea", 9)
-INPUTS = ["facts", "words"]
+INPUTS = ["facts", "offers", "words"]
 
 
 def play(task_id: str, *pairs: tuple[str, str]) -> Episode:
@@ -118,9 +118,8 @@ EPISODE = [
 def test_the_facts_of_an_episode_by_hand():
   """Each row is a decision. Of the task's words, tea weighs 1/2, red and lamp 1/4."""
   first, *others = [tracker.facts for tracker in follow(EPISODE)]
-  # At the start only the task's words, the observation, the wait for LARGE and the offer
-  # of "take" count.
-  assert np.flatnonzero(first).tolist() == [0, 1, 8, 10, 24, 27, 28, 40, 52]
+  # At the start only the task's words, the observation and the wait for LARGE count.
+  assert np.flatnonzero(first).tolist() == [0, 1, 8, 10, 24]
   facts_SxF = np.array(others)
   # The task's words in the newest observation, in the first one, new in the newest one,
   # in all but the first one, in the last action, and in the action before.
@@ -169,9 +168,11 @@ def test_the_offers_of_an_episode_by_hand():
   At the second step "go red tea" has 3/4 of the task's words, times 0.3466: 0.26. "take
   tea" has a half, times 1.
   """
-  facts_SxF = np.array([tracker.facts for tracker in follow(EPISODE)][1:])
+  first, *others = [tracker.offers for tracker in follow(EPISODE)]
+  assert np.flatnonzero(first).tolist() == [0, 1, 3, 15]
+  offers_SxF = np.array(others)
   kinds = [[0.5, 1], [0.25, 1], [0.2599, 1], [0, 0]]
-  np.testing.assert_allclose(facts_SxF[:, 27:29], kinds, atol=1e-4)
+  np.testing.assert_allclose(offers_SxF[:, :2], kinds, atol=1e-4)
   # Offers of this kind that SMALL and LARGE did not take, and took; the same of all
   # kinds; the most that were not taken of one kind.
   counts = [
@@ -180,24 +181,25 @@ def test_the_offers_of_an_episode_by_hand():
     [0, 0, 0, 0, 1, 1, 1, 0, 1, 1],
     [0, 0, 0, 0, 1, 2, 1, 0, 1, 1],
   ]
-  np.testing.assert_allclose(facts_SxF[:, 29:39], np.log1p(counts), rtol=1e-6)
+  np.testing.assert_allclose(offers_SxF[:, 26:36], np.log1p(counts), rtol=1e-6)
   # For "go" and "take": the best offer; the kind; how often these verbs have acted.
-  best_SxV, kind_SxV, acted_SxV = np.split(facts_SxF[:, 39:], 3, axis=1)
+  best_SxV, kind_SxV = np.split(offers_SxF[:, 2:26], 2, axis=1)
   expected = [[0.75, 0.5], [0, 0.25], [0.75, 0], [0, 0]]
   np.testing.assert_allclose(best_SxV[:, :2], expected)
   assert kind_SxV[:, :2].tolist() == [[0, 1], [0, 1], [1, 0], [0, 0]]
   counts = [[1, 0], [1, 1], [1, 2], [1, 3]]
-  np.testing.assert_allclose(acted_SxV[:, :2], np.log1p(counts), rtol=1e-6)
+  np.testing.assert_allclose(offers_SxF[:, 36:38], np.log1p(counts), rtol=1e-6)
 
 
 def test_repetition_is_counted_and_no_offer_gives_no_facts():
-  *_, last = [tracker.facts for tracker in follow([Step("A hall", 0, "look")] * 7)]
+  steps = [Step("A hall", 0, "look")] * 7
+  *_, (last, offers) = [(tracker.facts, tracker.offers) for tracker in follow(steps)]
   # The same observation, at least 4 times after this action, and at least 5 times.
   assert last[6:9].tolist() == [1, 4, 5]
-  assert last[18] == pytest.approx(np.log(7)) and not last[27:].any()
+  assert last[18] == pytest.approx(np.log(7)) and not offers.any()
   # The offer's 1/4 times 0.3466 is below 0.1, so the step has no kind.
-  (weak,) = [tracker.facts for tracker in follow([Step("go red", 0, "")])]
-  assert np.flatnonzero(weak[27:]).tolist() == [0, 12]
+  (weak,) = [tracker.offers for tracker in follow([Step("go red", 0, "")])]
+  assert np.flatnonzero(weak).tolist() == [0, 2]
 
 
 def test_progress_by_hand():

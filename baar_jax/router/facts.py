@@ -277,7 +277,7 @@ class Tracker:
     )
 
   def read(self, inputs: Sequence[str]) -> np.ndarray:
-    """Compute the inputs "facts" and "words" of the next decision, one after the other.
+    """Compute the inputs "facts", "offers" and "words" of the next decision, in order.
 
     Args:
       inputs: the names of the inputs; others are left out.
@@ -285,6 +285,8 @@ class Tracker:
     columns = [np.zeros(0, np.float32)]
     if "facts" in inputs:
       columns.append(self.facts)
+    if "offers" in inputs:
+      columns.append(self.offers)
     if "words" in inputs:
       actions = [step.action for step in self.steps[-2:]]
       mark_H = hash_words(self.task, self.observation, actions)
@@ -323,8 +325,7 @@ class Tracker:
       self._small_run,
       sum(self._since_rise),
     ]
-    offers = self._offer_facts()
-    columns = [values, np.log1p(counts), np.log1p(waits) / 3, *offers]
+    columns = [values, np.log1p(counts), np.log1p(waits) / 3]
     return np.concatenate(columns).astype(np.float32)
 
   def _overlap(self, words: Iterable[str]) -> float:
@@ -346,25 +347,20 @@ class Tracker:
     self._strength = strength_V.max()
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
 
-  def _offer_facts(self) -> list[np.ndarray]:
-    """Compute the facts about offers, and about the actions with known verbs."""
+  @property
+  def offers(self) -> np.ndarray:
+    """Compute the facts about offers and actions with known verbs, float32."""
     kind_V = np.zeros(VERBS)
     if self._kind is not None:
       kind_V[self._kind] = 1
-    counts = np.log1p(
-      [
-        *(self._trials @ kind_V).flat,
-        *self._trials.sum(axis=-1).flat,
-        *self._trials[0].max(axis=-1),
-      ]
-    )
     acted_V = np.zeros(VERBS)
     for verb, index in self._index_of.items():
       acted_V[index] = self._verbs[verb]
-    return [
-      [self._strength, kind_V.sum()],
-      counts,
-      self._offer_V,
-      kind_V,
-      np.log1p(acted_V),
+    counts = [
+      *(self._trials @ kind_V).flat,
+      *self._trials.sum(axis=-1).flat,
+      *self._trials[0].max(axis=-1),
+      *acted_V,
     ]
+    values = [self._strength, self._kind is not None, *self._offer_V, *kind_V]
+    return np.concatenate([values, np.log1p(counts)]).astype(np.float32)

@@ -9,7 +9,7 @@ Here r' is r minus 1 if a is costlier than SMALL, else r. The maximum is over th
 that r' allows. A step's gain, its cost and the next state s' do not depend on r and w.
 So each stored step is used with many randomly drawn r and w (our choice).
 
-Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress`, A
+Axes: N decisions, D features of a state, P counts of `Tracker.progress`, A
 models.
 """
 
@@ -180,7 +180,7 @@ def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
   data = make_transitions(states, episodes, unit_usd)
   key = jax.random.key(config.seed)
   widths = settings.value_width, settings.advantage_width
-  heads = head.draw_heads(key, settings.heads, widths, training.models, scale)
+  heads = head.draw_heads(key, widths, training.models, scale)
   return heads, vocabulary, data
 
 
@@ -214,20 +214,8 @@ def measure_scale(
   )
 
 
-class Returns(NamedTuple):
-  """Keep the Monte-Carlo returns of stored decisions, without discount.
-
-  Attributes:
-    gain_N: float32, the sum of gains from the decision to the end of its episode.
-    cost_N: float32, the sum of normalised dollars from the decision to the end.
-  """
-
-  gain_N: jax.Array
-  cost_N: jax.Array
-
-
 class Nets(NamedTuple):
-  """Group the trainable parameters of one value head, or of all with axis E first.
+  """Group the trainable parameters of the value heads.
 
   Attributes:
     value: the network of the value.
@@ -239,7 +227,7 @@ class Nets(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """Keep the training state of one value head, or of all with axis E first.
+  """Keep the training state of the value heads.
 
   Attributes:
     nets: the networks.
@@ -252,24 +240,10 @@ class Fit(NamedTuple):
   optimizer_state: optax.OptState
 
 
-class TrainingData(NamedTuple):
-  """Group the data that all value heads learn from.
-
-  Attributes:
-    data: the transitions.
-    returns: the Monte-Carlo returns of the same decisions.
-    scale: the statistics that normalise the heads' inputs.
-  """
-
-  data: Transitions
-  returns: Returns
-  scale: Scale
-
-
 def fit_heads(
   heads: Heads, data: Transitions, config: ValueConfig, seed: int
 ) -> Iterator[tuple[int, Heads, float]]:
-  """Fit the value heads, each on its own randomly drawn decisions.
+  """Fit the value heads to randomly drawn decisions.
 
   Args:
     heads: the heads to start from; their scale does not change.
@@ -285,31 +259,17 @@ def fit_heads(
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
   nets = Nets(heads.value, heads.advantage)
   scale = heads.scale
-  fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
-  training_data = jax.tree.map(
-    jnp.asarray, TrainingData(data, compute_returns(data), scale)
-  )
-  update = partial(_update, optimizer, config)
-  step = jax.jit(jax.vmap(update, (None, 0, 0, None)))
-  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
+  fitted = Fit(nets, nets, optimizer.init(nets))
+  inputs = jax.tree.map(jnp.asarray, (data, scale))
+  step = jax.jit(partial(_update, optimizer, config))
+  key = jax.random.fold_in(jax.random.key(seed), 1)
   losses = []
   for done in range(1, config.updates + 1):
-    fitted, loss_E = step(training_data, fitted, keys, done)
-    losses.append(loss_E)
+    fitted, loss = step(*inputs, fitted, key, done)
+    losses.append(loss)
     if done % ROUND == 0 or done == config.updates:
       yield done, Heads(*fitted.target_nets, scale), float(np.mean(losses))
       losses = []
-
-
-def compute_returns(data: Transitions) -> Returns:
-  """Compute the Monte-Carlo returns of stored decisions, without discount."""
-  gain_N = data.gain_N.astype(np.float64)
-  cost_N = data.cost_N.astype(np.float64)
-  for n in reversed(range(len(gain_N) - 1)):
-    if not data.last_N[n]:
-      gain_N[n] += gain_N[n + 1]
-      cost_N[n] += cost_N[n + 1]
-  return Returns(gain_N.astype(np.float32), cost_N.astype(np.float32))
 
 
 class Regime(NamedTuple):
@@ -393,45 +353,42 @@ def compute_target(
 def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
-  """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
+  """Estimate value_N and advantage_NxA of decisions."""
   cost_weight_N = 1 / regime.score_weight_N - 1
   terms_NxT = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
-  one_head = Heads(*nets, scale)
-  return head.estimate_each(one_head, states.features_NxD, terms_NxT)
+  return head.estimate(Heads(*nets, scale), states.features_NxD, terms_NxT)
 
 
 def _update(
   optimizer: optax.GradientTransformation,
   config: ValueConfig,
-  training_data: TrainingData,
+  data: Transitions,
+  scale: Scale,
   fitted: Fit,
   key: jax.Array,
   done: jax.Array,
 ) -> tuple[Fit, jax.Array]:
-  """Take one gradient step of one head on randomly drawn decisions.
+  """Take one gradient step on randomly drawn decisions.
 
-  Each decision has a randomly drawn cap and cost weight. In the first `return_share` of
-  the updates the targets are Monte-Carlo returns, afterwards the results of
-  `compute_target`. Noise is added to the features, except those that give targets.
+  Each decision has a randomly drawn cap and cost weight. Noise is added to the
+  features, except those that give targets.
 
   Args:
     optimizer: the optimizer.
     config: the settings of the value heads.
-    training_data: the data that all heads learn from.
-    fitted: the training state of the head.
-    key: the random key of the head.
+    data: the transitions to learn from.
+    scale: the statistics that normalise the inputs.
+    fitted: the training state.
+    key: the random key of the fit.
     done: the number of this update, from 1.
 
   Returns:
     The new training state, and the loss.
   """
-  data = training_data.data
-  scale = training_data.scale
   keys = jax.random.split(jax.random.fold_in(key, done), 6)
   count = len(data.model_N)
   n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
   drawn = jax.tree.map(lambda x: x[n], data)
-  returns = jax.tree.map(lambda x: x[n], training_data.returns)
   following = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
   used_N = (drawn.model_N != SMALL).astype(jnp.float32)
   regime = draw_regime(keys[1:5], used_N)
@@ -441,8 +398,6 @@ def _update(
   target_N = compute_target(
     reward_N, drawn.last_N, *estimates, next_regime.calls_left_N
   )
-  use_returns = done <= int(config.return_share * config.updates)
-  target_N = jnp.where(use_returns, regime.weigh(*returns), target_N)
   noise_NxD = jax.random.normal(keys[5], drawn.states.features_NxD.shape)
   noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
   noisy_NxD = drawn.states.features_NxD + noise_NxD
@@ -486,7 +441,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       check_finite(x, "heads")
     if len(leaves) == STRUCTURE.num_leaves:
       heads = jax.tree.unflatten(STRUCTURE, leaves)
-      if heads.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
+      if heads.value[0][0].shape[:1] == (heads.scale.mean_D.size + head.TERMS,):
         return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
     raise ValueError("another version wrote it")
   except (ValueError, OSError, zipfile.BadZipFile) as error:
