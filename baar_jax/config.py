@@ -337,10 +337,10 @@ class ReferencesConfig:
 
 @section
 class ValueConfig:
-  """Configure the budget-conditioned router, which decides by two value heads.
+  """Configure the budget-conditioned router, an ensemble of value heads.
 
   Attributes:
-    updates: Number of gradient steps of the heads; 0 trains no budget-conditioned
+    updates: Number of gradient steps of every head; 0 trains no budget-conditioned
       router.
     inputs: What the heads read of a step: the hidden state of the frozen trunk; facts,
       offers and words of router/facts.py. Without the hidden state, decisions need no
@@ -348,6 +348,7 @@ class ValueConfig:
     cost_weights: Cost weights with which the router is evaluated on dev: the units of
       score that one normalised dollar costs.
     capped_cost_weights: Cost weights with which it is evaluated under each cap.
+    heads: Number of heads of the ensemble.
     value_width: Width of the network that computes the value of a state.
     advantage_width: Width of the network that computes the models' advantages.
     batch_decisions: Number of decisions per gradient step.
@@ -359,10 +360,11 @@ class ValueConfig:
 
   updates: int = Field(0, ge=0, lt=10**6)
   inputs: tuple[Literal["hidden", "facts", "offers", "words"], ...] = Field(
-    ("facts", "words"), min_length=1
+    ("facts", "offers", "words"), min_length=1
   )
   cost_weights: tuple[CostWeight, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   capped_cost_weights: tuple[CostWeight, ...] = Field((0.0, 1.0), min_length=1)
+  heads: int = positive(5, 100)
   value_width: int = positive(64, 1000)
   advantage_width: int = positive(32, 1000)
   batch_decisions: int = positive(1024, 10**5)

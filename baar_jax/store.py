@@ -37,7 +37,6 @@ REMOVED_FIELDS = (
   "show_cache",
   "cache_facts",
   "return_share",
-  "heads",
 )
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)

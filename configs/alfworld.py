@@ -39,6 +39,10 @@ def get_config(setting: str = "") -> config.Config:
     )
     cost_weights = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
     c.value = config.ValueConfig(
-      updates=10_000, cost_weights=cost_weights, noise=0.2, weight_decay=0.05
+      updates=10_000,
+      inputs=("offers",),
+      cost_weights=cost_weights,
+      noise=0.2,
+      weight_decay=0.05,
     )
   return c

@@ -28,7 +28,7 @@ def get_config(setting: str = "") -> config.Config:
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
   samples = config.SamplePlan("samples", c.references.samples, all_tasks=True)
   c.references.plans = (samples,)
-  fit = {"value_width": 128, "advantage_width": 128}
+  fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
   # The sandbox has enough episodes for the value heads not to overfit without noise and
   # weight decay.
   smooth = {"noise": 0.0, "weight_decay": 0.0}

@@ -31,7 +31,7 @@ def configured(runs):
   config = tiny.config(runs, test_tasks=4)
   config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
-  config.value.updates = 2
+  config.value.updates, config.value.heads = 2, 2
   config.baselines = BaselinesConfig(
     tuple(sorted(name for name in FAMILIES if FAMILIES[name].is_rival)),
     tuple(ABLATIONS),

@@ -73,9 +73,9 @@ def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
 
 
 def make_heads(width) -> Heads:
-  """Draw heads for states of one feature."""
+  """Draw two heads for states of one feature."""
   scale = Scale(*np.float32([[0], [1]]), *np.float32([1, 100, 10]))
-  return draw_heads(jax.random.key(0), (width, width), 2, scale)
+  return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
 def test_transitions_of_an_episode_by_hand():
@@ -144,7 +144,7 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
     episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
   data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
   exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
-  config = ValueConfig(updates=2000, batch_decisions=128, **exact)
+  config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
   *_, (done, heads, loss) = fit_heads(make_heads(16), data, config, seed=0)
   assert done == 2000 and loss < 0.01
   progress = np.array([[0, 0, 3, 0, 0, 0], [1, 0, 3, 1, 0, 1], [2, 0, 3, 2, 0, 2]])
@@ -175,7 +175,7 @@ def run(tmp_path):
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
   config.router.usd_per_million_tokens = 1e6
-  config.value = ValueConfig(updates=3, inputs=INPUTS, cost_weights=(0.5, 1.0))
+  config.value = ValueConfig(updates=3, inputs=INPUTS, cost_weights=(0.5, 1.0), heads=2)
   with contextlib.closing(Run(config)) as run:
     train.profile(run)
     values.fit_values(run.training())
@@ -235,8 +235,8 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
   # 16 numbers of the hidden state, 27 facts, 48 of offers and 48 directions of words.
   assert heads.scale.mean_D.shape == (16 + 27 + 48 + 48,)
-  assert heads.value[0][0].shape == (139 + head.TERMS, 64)
-  assert heads.advantage[2][0].shape == (32, 2)
+  assert heads.value[0][0].shape == (2, 139 + head.TERMS, 64)
+  assert heads.advantage[2][0].shape == (2, 32, 2)
   values.fit_values(training)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
@@ -244,7 +244,7 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   for array in (
     np.array(np.nan),
     np.array([{}]),
-    arrays["arr_0"][1:],
+    arrays["arr_0"][:, 1:],
     np.array(1.0),
   ):
     np.savez(path, **arrays | {"arr_0": array})

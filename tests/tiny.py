@@ -120,6 +120,7 @@ def flags(runs) -> list[str]:
   }
   values |= {
     "value.updates": 20,
+    "value.heads": 2,
     "value.value_width": 8,
     "value.cost_weights": (0.5,),
     "value.capped_cost_weights": (0.5,),

@@ -1,14 +1,14 @@
 """Compute the models' values from a state, the budget and the cost weight.
 
-One head is a network for the value, the other one for the models' advantages. A state
-does not depend on the budget, so one state serves every budget (our choice, see
-docs/evaluation.md).
+The value heads are an ensemble; their outputs are averaged. A state does not depend on
+the budget, so one state serves every budget (our choice, see docs/evaluation.md).
 
-Axes: N decisions, D features of a state, T terms of `describe`, I inputs of a layer (D
-+ T in the first layer), P counts of `Tracker.progress`, W width of a layer.
+Axes: E heads, N decisions, D features of a state, T terms of `describe`, I inputs of a
+layer (D + T in the first layer), P counts of `Tracker.progress`, W width of a layer.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ TERMS = 12  # number of terms of a decision that `describe` computes
 # smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
 
-# A network: (weight_IxW, bias_W) of each layer.
+# A network of all E heads: (weight_ExIxW, bias_ExW) of each layer. A network of one
+# head lacks the axis E.
 Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
@@ -62,12 +63,13 @@ class Scale(NamedTuple):
 
 
 class Heads(NamedTuple):
-  """The parameters of the two value heads.
+  """The parameters of an ensemble of E value heads.
 
   Attributes:
-    value: Layers of the network that computes the value of a decision.
-    advantage: Layers of the network that computes the models' advantages.
-    scale: Statistics that normalise the inputs.
+    value: Layers of the network that computes the value of a decision, for each head.
+    advantage: Layers of the network that computes the models' advantages, for each
+      head.
+    scale: Statistics that normalise the inputs, common to all heads.
   """
 
   value: Layers
@@ -76,14 +78,15 @@ class Heads(NamedTuple):
 
 
 def draw_heads(
-  key: jax.Array, widths: tuple[int, int], models: int, scale: Scale
+  key: jax.Array, count: int, widths: tuple[int, int], models: int, scale: Scale
 ) -> Heads:
-  """Draw the random initial parameters of the value heads.
+  """Draw the random initial parameters of an ensemble of value heads.
 
   The last layers are 0, so every value and every advantage starts at 0.
 
   Args:
     key: a JAX random key.
+    count: number of heads, E.
     widths: widths of the value network and of the advantage network.
     models: number of models, A.
     scale: statistics that normalise the inputs.
@@ -91,7 +94,7 @@ def draw_heads(
   inputs = len(scale.mean_D) + TERMS
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
-    """Draw the layers of one network: two of `width`, then the output.
+    """Draw the layers of one network of one head: two of `width`, then the output.
 
     Args:
       width: width of the two hidden layers.
@@ -104,9 +107,10 @@ def draw_heads(
       layers.append((weight, jnp.zeros(width)))
     return [*layers, (jnp.zeros((width, outputs)), jnp.zeros(outputs))]
 
-  value_key, advantage_key = jax.random.split(key)
-  value = draw(widths[0], 1, value_key)
-  return Heads(value, draw(widths[1], models, advantage_key), scale)
+  value_keys_E, advantage_keys_E = jax.random.split(key, (2, count))
+  value = jax.vmap(partial(draw, widths[0], 1))(value_keys_E)
+  advantage = jax.vmap(partial(draw, widths[1], models))(advantage_keys_E)
+  return Heads(value, advantage, scale)
 
 
 def describe(
@@ -152,10 +156,10 @@ def describe(
   return xp.stack(terms, axis=-1).astype(np.float32)
 
 
-def estimate(
+def estimate_each(
   heads: Heads, features_NxD: jax.Array, terms_NxT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Compute values and advantages of decisions.
+  """Compute values and advantages of decisions with each head.
 
   Value plus advantage is the Q value of a model: the expected return if this model acts
   now and the best allowed models act later. With the cost weight w the return is
@@ -163,19 +167,36 @@ def estimate(
   dollars count from this decision to the end of the episode.
 
   Args:
-    heads: the value heads.
-    features_NxD: the features of the decisions' states. NumPy arrays give NumPy arrays.
+    heads: an ensemble, or one head without the axis E. NumPy arrays give NumPy arrays.
+    features_NxD: the features of the decisions' states.
     terms_NxT: the result of `describe`.
 
   Returns:
-    value_N, and advantage_NxA with mean 0 over A.
+    value_ExN, and advantage_ExNxA with mean 0 over A; for one head without E.
   """
   scaled_NxD = (features_NxD - heads.scale.mean_D[None]) / heads.scale.spread_D[None]
   xp = jnp if isinstance(features_NxD, jax.Array) else np
   x_NxI = xp.concatenate([scaled_NxD, terms_NxT], axis=-1)
-  advantage_NxA = ADVANTAGE_UNIT * _apply(heads.advantage, x_NxI, xp)
-  value_N = _apply(heads.value, x_NxI, xp)[:, 0]
-  return value_N, advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
+  advantage_ExNxA = ADVANTAGE_UNIT * _apply(heads.advantage, x_NxI, xp)
+  value_ExN = _apply(heads.value, x_NxI, xp)[..., 0]
+  return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
+
+
+def estimate(
+  heads: Heads, features_RxD: np.ndarray, terms_RxT: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Average values and advantages over the ensemble.
+
+  Args:
+    heads: the ensemble.
+    features_RxD: the features of R decisions' states.
+    terms_RxT: the result of `describe`.
+
+  Returns:
+    value_R and advantage_RxA, as `estimate_each` defines them.
+  """
+  value_ExR, advantage_ExRxA = estimate_each(heads, features_RxD, terms_RxT)
+  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
 def count_calls_left(left: Cap, outlook: Outlook) -> float:
@@ -204,16 +225,17 @@ def count_calls_left(left: Cap, outlook: Outlook) -> float:
 
 
 def _apply(layers: Layers, x_NxI: jax.Array, xp: ModuleType) -> jax.Array:
-  """Apply one network, with SiLU after all layers but the last.
+  """Apply one network of each head, with SiLU after all layers but the last.
 
   Args:
     layers: the network's weights and biases.
     x_NxI: the inputs.
     xp: the module of the arrays, `numpy` or `jax.numpy`.
   """
-  *hidden, (weight_WxO, bias_O) = layers
-  for weight_IxW, bias_W in hidden:
-    x_NxI = x_NxI @ weight_IxW + bias_W[None]
+  *hidden, (weight_ExWxO, bias_ExO) = layers
+  x_ExNxI = x_NxI
+  for weight_ExIxW, bias_ExW in hidden:
+    x_ExNxI = x_ExNxI @ weight_ExIxW + bias_ExW[..., None, :]
     # SiLU; with tanh it overflows for no number.
-    x_NxI = x_NxI * (0.5 + 0.5 * xp.tanh(0.5 * x_NxI))
-  return x_NxI @ weight_WxO + bias_O[None]
+    x_ExNxI = x_ExNxI * (0.5 + 0.5 * xp.tanh(0.5 * x_ExNxI))
+  return x_ExNxI @ weight_ExWxO + bias_ExO[..., None, :]

@@ -9,7 +9,7 @@ Here r' is r minus 1 if a is costlier than SMALL, else r. The maximum is over th
 that r' allows. A step's gain, its cost and the next state s' do not depend on r and w.
 So each stored step is used with many randomly drawn r and w (our choice).
 
-Axes: N decisions, D features of a state, P counts of `Tracker.progress`, A
+Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress`, A
 models.
 """
 
@@ -180,7 +180,7 @@ def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
   data = make_transitions(states, episodes, unit_usd)
   key = jax.random.key(config.seed)
   widths = settings.value_width, settings.advantage_width
-  heads = head.draw_heads(key, widths, training.models, scale)
+  heads = head.draw_heads(key, settings.heads, widths, training.models, scale)
   return heads, vocabulary, data
 
 
@@ -215,7 +215,7 @@ def measure_scale(
 
 
 class Nets(NamedTuple):
-  """Group the trainable parameters of the value heads.
+  """Group the trainable parameters of one value head, or of all with axis E first.
 
   Attributes:
     value: the network of the value.
@@ -227,7 +227,7 @@ class Nets(NamedTuple):
 
 
 class Fit(NamedTuple):
-  """Keep the training state of the value heads.
+  """Keep the training state of one value head, or of all with axis E first.
 
   Attributes:
     nets: the networks.
@@ -243,7 +243,7 @@ class Fit(NamedTuple):
 def fit_heads(
   heads: Heads, data: Transitions, config: ValueConfig, seed: int
 ) -> Iterator[tuple[int, Heads, float]]:
-  """Fit the value heads to randomly drawn decisions.
+  """Fit the value heads, each on its own randomly drawn decisions.
 
   Args:
     heads: the heads to start from; their scale does not change.
@@ -259,14 +259,15 @@ def fit_heads(
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
   nets = Nets(heads.value, heads.advantage)
   scale = heads.scale
-  fitted = Fit(nets, nets, optimizer.init(nets))
+  fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
   inputs = jax.tree.map(jnp.asarray, (data, scale))
-  step = jax.jit(partial(_update, optimizer, config))
-  key = jax.random.fold_in(jax.random.key(seed), 1)
+  update = partial(_update, optimizer, config)
+  step = jax.jit(jax.vmap(update, (None, None, 0, 0, None)))
+  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    fitted, loss = step(*inputs, fitted, key, done)
-    losses.append(loss)
+    fitted, loss_E = step(*inputs, fitted, keys, done)
+    losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
       yield done, Heads(*fitted.target_nets, scale), float(np.mean(losses))
       losses = []
@@ -353,10 +354,11 @@ def compute_target(
 def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
-  """Estimate value_N and advantage_NxA of decisions."""
+  """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
   cost_weight_N = 1 / regime.score_weight_N - 1
   terms_NxT = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
-  return head.estimate(Heads(*nets, scale), states.features_NxD, terms_NxT)
+  one_head = Heads(*nets, scale)
+  return head.estimate_each(one_head, states.features_NxD, terms_NxT)
 
 
 def _update(
@@ -368,7 +370,7 @@ def _update(
   key: jax.Array,
   done: jax.Array,
 ) -> tuple[Fit, jax.Array]:
-  """Take one gradient step on randomly drawn decisions.
+  """Take one gradient step of one head on randomly drawn decisions.
 
   Each decision has a randomly drawn cap and cost weight. Noise is added to the
   features, except those that give targets.
@@ -376,10 +378,10 @@ def _update(
   Args:
     optimizer: the optimizer.
     config: the settings of the value heads.
-    data: the transitions to learn from.
+    data: the transitions that all heads learn from.
     scale: the statistics that normalise the inputs.
-    fitted: the training state.
-    key: the random key of the fit.
+    fitted: the training state of the head.
+    key: the random key of the head.
     done: the number of this update, from 1.
 
   Returns:
@@ -441,7 +443,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       check_finite(x, "heads")
     if len(leaves) == STRUCTURE.num_leaves:
       heads = jax.tree.unflatten(STRUCTURE, leaves)
-      if heads.value[0][0].shape[:1] == (heads.scale.mean_D.size + head.TERMS,):
+      if heads.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
         return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
     raise ValueError("another version wrote it")
   except (ValueError, OSError, zipfile.BadZipFile) as error:
