@@ -1,11 +1,10 @@
-"""Compute facts and words of a step from text alone (our choice).
+"""Compute facts, offers and words of a step from text alone (our choice).
 
 No environment's code or vocabulary is used: rarities, verbs and directions are learned
 from training tasks and their episodes. Live decisions, the endpoint and training follow
 episodes with the same code, step by step.
 
-Axes: N steps, W words of task descriptions, O observations, V verbs, H hash buckets,
-C directions.
+Axes: V verbs, H hash buckets, C directions.
 """
 
 import functools
@@ -37,7 +36,7 @@ NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
 
 
 class Vocabulary(NamedTuple):
-  """The statistics of training tasks and episodes that facts and words need.
+  """The statistics of training tasks and episodes that the inputs need.
 
   Attributes:
     directions_HxC: float32, the directions of the hashed words.

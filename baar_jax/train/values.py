@@ -78,7 +78,7 @@ def read_states(
 
   Args:
     training: names the features, and has the frozen trunk if it is one of them.
-    vocabulary: the statistics that facts and words need.
+    vocabulary: the statistics that facts, offers and words need.
     episodes: the episodes.
   """
   config = training.config
