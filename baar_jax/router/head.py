@@ -36,7 +36,7 @@ class States(NamedTuple):
 
   Attributes:
     features_NxD: float32, the inputs that `value.inputs` names, in this order: the
-      hidden state of the frozen trunk, the facts and the words of the step.
+      hidden state of the frozen trunk, then facts, offers and words of the step.
     progress_NxP: int, the counts of `Tracker.progress`.
   """
 
