@@ -343,8 +343,8 @@ class ValueConfig:
     updates: Number of gradient steps of every head; 0 trains no budget-conditioned
       router.
     inputs: What the heads read of a step: the hidden state of the frozen trunk; facts,
-      offers and words of router/facts.py. Without the hidden state, decisions need no
-      transformer.
+      offers and words of router/facts.py. The order plays no part. Without the hidden
+      state, decisions need no transformer.
     cost_weights: Cost weights with which the router is evaluated on dev: the units of
       score that one normalised dollar costs.
     capped_cost_weights: Cost weights with which it is evaluated under each cap.

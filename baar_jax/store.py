@@ -480,10 +480,13 @@ def bill_uncached(models: dict) -> dict:
 
 
 def rename_prices(value: dict) -> dict:
-  """Rename the field `prices` of an older section `value` to `cost_weights`."""
+  """Rename the field `prices` of an older section `value` to `cost_weights`.
+
+  In older versions the heads read the hidden state alone.
+  """
   if "prices" in value:
     value["cost_weights"] = value.pop("prices")
-  return value
+  return {"inputs": ("hidden",)} | value
 
 
 def read_config(directory: Path) -> Config | None:

@@ -197,6 +197,7 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
   config = read_config(older)
   kinds = ("samples", 2, True), ("steps", 1, True), ("repeats", 1, True)
   assert config.references.plans == kinds and config.env.options == {}
+  assert config.value.inputs == ("hidden",)
   # Version 0 had no such setting. It evaluated the least cost weight under caps.
   config.value.capped_cost_weights = (0.1,)
   # Scripted models were billed without prompt caches then; API models by their usage.

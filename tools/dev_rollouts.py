@@ -7,8 +7,8 @@ The runs need the stages up to `value`, the same environment and the same script
 models. The tool plays the boundaries and the policies on value heads of each run, and
 the rules of the first run. An episode depends on the task, the seed and the models that
 act. So each sequence of models is played once for all policies of all runs. The
-episodes are stored in each run, as the stage evaluate would store them.
-`tests/dev_table.py` compares them.
+episodes are stored in each run, without the router's seconds and dollars.
+`tests/dev_table.py` compares them. Policies with a cap on dollars are left out.
 
 The dev tasks of the runs become the first `dev_tasks` of dev and the first `test_tasks`
 of test. Use only test tasks that older tables have already shown. Several processes may
@@ -133,7 +133,8 @@ def open_player(directory: Path, pair: Pair, has_rules: bool) -> Player:
   for spec in list_specs(config):
     family = FAMILIES[spec.family]
     is_rule = has_rules and not (family.stage or family.is_rival)
-    if spec in BOUNDARIES or spec.family == CONDITIONED or is_rule:
+    is_played = spec in BOUNDARIES or spec.family == CONDITIONED or is_rule
+    if is_played and spec.cap.usd is None:
       specs.append(spec)
   trainings = []
   for number in range(config.train_seeds):

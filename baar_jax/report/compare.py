@@ -62,7 +62,8 @@ class Choice(NamedTuple):
     entries: the chosen policies, in the report's order.
     main: the family that the others are compared with: the budget-conditioned router if
       the run has one, else BoPO.
-    best: keys of the policies with the highest SR, one per family and cap.
+    best: keys of the policies with the highest sum of SR and success, one per family
+      and cap.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
     headline: the key of the main family's policy that is highest above the line between

@@ -30,7 +30,7 @@ VERBS = 12  # V, the largest number of known verbs
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
 LEAST_STRENGTH = 0.1
-# Without a LARGE call, this number is added to the steps since the last one.
+# Before the first LARGE call, this number is added to the steps since a LARGE call.
 NO_LARGE = 40
 NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
 
@@ -61,13 +61,13 @@ def hash_text(text: str) -> str:
   return f"{zlib.crc32(text.encode()):08x}"
 
 
-@functools.lru_cache(1 << 14)
+@functools.lru_cache(1 << 10)
 def find_words(text: str) -> frozenset[str]:
   """Return the words of a text: three or more letters, in lower case."""
   return frozenset(WORD.findall(text.lower()))
 
 
-@functools.lru_cache(1 << 14)
+@functools.lru_cache(1 << 10)
 def find_pieces(text: str) -> tuple[str, ...]:
   """Split a text at commas and line ends; drop each piece's label before a colon."""
   pieces = [piece.strip().split(": ")[-1] for piece in PIECE.split(text.lower())]
@@ -79,7 +79,7 @@ def find_verb(text: str) -> str:
   return text.split(" ", 1)[0].lower()
 
 
-@functools.lru_cache(1 << 14)
+@functools.lru_cache(1 << 10)
 def find_buckets(field: str, text: str) -> tuple[int, ...]:
   """Return the hash buckets of a text's words.
 
@@ -140,7 +140,7 @@ def learn_vocabulary(
       if number % stride == 0:
         marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
       actions.append(step.action)
-  _, vectors_HxH = np.linalg.eigh(np.cov(np.array(marks), rowvar=False))
+  _, vectors_HxH = np.linalg.eigh(np.cov(np.array(marks), rowvar=False, ddof=0))
   directions_HxC = vectors_HxH[:, : -DIRECTIONS - 1 : -1].astype(np.float32)
   idf = {word: math.log(len(tasks) / count) for word, count in counts.items()}
   shares = {}
@@ -191,7 +191,7 @@ class Tracker:
     self._actions = Counter()
     self._verbs = Counter()
     self._large_calls = 0
-    self._small_run = 0  # SMALL's steps since LARGE's last one
+    self._small_run = 0  # steps of SMALL since the last LARGE step
     self._newest = self._newest_calls = 0  # steps and LARGE calls at the last new one
     self._score = self._gain = 0.0
     self._since_rise = [0, 0]  # steps since the score rose, by model
@@ -200,7 +200,8 @@ class Tracker:
     self._words = self._first = self._new_words = self._covered = frozenset()
     # Results that were repeated or new, by model.
     self._outcomes = np.zeros((2, 2))
-    # Steps with a kind: offers that were not or were taken to a new result, by model.
+    # Steps with a kind: whether the action took the best offer to a new result, by model
+    # and kind.
     self._trials = np.zeros((2, 2, VERBS))
     self._kind: int | None = None
 
@@ -209,8 +210,7 @@ class Tracker:
     count = len(self.steps)
     if self.task != live.task or self.steps != live.steps[:count]:
       return False
-    texts = [*(step.observation for step in live.steps), live.observation]
-    return self.observation in (None, texts[count])
+    return self.observation in (None, live.history[count].observation)
 
   def see(self, observation: str) -> None:
     """Take in the observation before a decision; a second call changes nothing."""
@@ -320,7 +320,7 @@ class Tracker:
       *self._since_rise,
     ]
     waits = [
-      self._small_run if self._large_calls else NO_LARGE + self._small_run,
+      self._small_run + NO_LARGE * (not self._large_calls),
       self._small_run,
       sum(self._since_rise),
     ]

@@ -223,7 +223,7 @@ class StateReader:
     if self._trunk:
       hidden_RxD, new_tokens_R = self._trunk.read(ready)
       check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
-      columns.append(hidden_RxD)
+      columns.append(hidden_RxD.astype(np.float32))
     trackers = [self._follow(live) for live in ready]
     columns.append(np.stack([tracker.read(self._inputs) for tracker in trackers]))
     progress_RxP = np.array([tracker.progress for tracker in trackers])

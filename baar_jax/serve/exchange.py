@@ -389,8 +389,7 @@ class Exchange:
 class Decider:
   """Decide for the sessions of one policy, in batches.
 
-  The policy's KV cache has `rows` rows. They belong to the sessions whose decisions are
-  the newest.
+  The policy remembers at most `rows` sessions: those with the newest decisions.
 
   Attributes:
     lives: the live episode of each session that has a row in the KV cache, by

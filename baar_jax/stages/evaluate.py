@@ -189,7 +189,7 @@ def choose_on_dev(
       # If there is no headline, the family's first policy is typical.
       distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
       typical[family] = distances.idxmin()
-  capped = data.entries[is_capped].assign(merit=mean[[*METRICS]].sum(axis=1))
+  capped = data.entries[is_capped].assign(merit=mean[[*METRICS]].sum(axis=1).round(9))
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]

@@ -77,7 +77,7 @@ def read_states(
   """Compute the states of the decisions of episodes.
 
   Args:
-    training: names the features, and has the frozen trunk if it is one of them.
+    training: names the inputs, and has the frozen trunk if its hidden state is one.
     vocabulary: the statistics that facts, offers and words need.
     episodes: the episodes.
   """
