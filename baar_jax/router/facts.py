@@ -200,8 +200,8 @@ class Tracker:
     self._words = self._first = self._new_words = self._covered = frozenset()
     # Results that were repeated or new, by model.
     self._outcomes = np.zeros((2, 2))
-    # Steps with a kind: whether the action took the best offer to a new result, by model
-    # and kind.
+    # Steps with a kind: whether the action took the best offer to a new result, by
+    # model and kind.
     self._trials = np.zeros((2, 2, VERBS))
     self._kind: int | None = None
 
