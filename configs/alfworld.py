@@ -44,6 +44,7 @@ def get_config(setting: str = "") -> config.Config:
       updates=10_000,
       inputs=("offers",),
       cost_weights=cost_weights,
+      capped_cost_weights=(0.0, 0.5, 1.0, 2.0),
       noise=0.2,
       weight_decay=0.05,
     )
