@@ -78,7 +78,7 @@ REMEDIES = {
     "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
   ),
   rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)": (
-    "leave it out: no setting has replaced it. Dollars follow the models' prompt caches"
+    "leave it out: no setting has replaced it"
   ),
 }
 

@@ -33,6 +33,7 @@ OLDER_SETTINGS = {
   "serve.route_by_cache",
   "serve.cache_ttl_s",
   "value.cache_facts",
+  "value.return_share",
   "router.show_cache",
 }
 

@@ -10,9 +10,10 @@ act. So each sequence of models is played once for all policies of all runs. The
 episodes are stored in each run, without the router's seconds and dollars.
 `tests/dev_table.py` compares them. Policies with a cap on dollars are left out.
 
-The dev tasks of the runs become the first `dev_tasks` of dev and the first `test_tasks`
-of test. Use only test tasks that older tables have already shown. Several processes may
-each play a part of the tasks at the same time.
+With `dev_tasks` the dev tasks of the runs become the first `dev_tasks` of dev and the
+first `test_tasks` of test; without it they stay as they are. Use only test tasks that
+older tables have already shown. Several processes may each play a part of the tasks at
+the same time.
 """
 
 import dataclasses
@@ -153,19 +154,17 @@ def main(argv: list[str]) -> None:
   first = directories[0]
   config = read_run(first)
   pair = open_pair(config, first / "episodes.sqlite")
+  players = [open_player(path, pair, path == first) for path in directories]
+  tasks = players[0].store.tasks("dev")
   arguments = env_arguments(config)
-  stored = Store(first / "episodes.sqlite").tasks("dev")
-  wanted = {"dev": DEV_TASKS.value or len(stored), "test": TEST_TASKS.value}
-  for split, count in wanted.items():
-    arguments[f"{split}_tasks"] = count
+  if DEV_TASKS.value:
+    arguments |= {"dev_tasks": DEV_TASKS.value, "test_tasks": TEST_TASKS.value}
   [env] = open_envs(config.env.kind, arguments, 1, 1, config.env.timeout_s)
-  tasks = []
-  for split, count in wanted.items():
-    tasks += env.tasks(split) if count else []
-  players = []
-  for directory in directories:
-    players.append(open_player(directory, pair, directory == first))
-    players[-1].store.put_tasks("dev", tasks)
+  if DEV_TASKS.value:
+    tasks = env.tasks("dev")
+    tasks += env.tasks("test") if TEST_TASKS.value else []
+  for player in players:
+    player.store.put_tasks("dev", tasks)
   part, parts = map(int, PART.value.split("/"))
   try:
     for task in tqdm(tasks[part::parts]):
