@@ -43,7 +43,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
-from baar_jax.store import MOVED_OPTIONS, REMOVED_FIELDS
+from baar_jax.store import REMOVED_FIELDS
 from baar_jax.train import families
 from configs import quickstart
 
@@ -66,21 +66,8 @@ EXTRA = {
 }
 
 FIELDS = "baar_jax/config.py lists the fields"
-# Advice about fields of older versions: a pattern of the error message, and what to do.
-REMEDIES = {
-  rf"\b({'|'.join(MOVED_OPTIONS)})(: Unexpected| not found)": (
-    r"set --config.env.options.\1"
-  ),
-  r"ValueConfig.prices: Unexpected|\bprices not found .*ValueConfig": (
-    "set --config.value.cost_weights"
-  ),
-  r"\b(together|repeats|explored)(: Unexpected| not found)": (
-    "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
-  ),
-  rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)": (
-    "leave it out: no setting has replaced it"
-  ),
-}
+# Matches an error about a field of an older version.
+REMOVED = re.compile(rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)")
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -179,9 +166,8 @@ def add_remedy(text: str, usual: str = "") -> str:
     usual: the advice for other errors.
   """
   advice = usual
-  for pattern, remedy in REMEDIES.items():
-    if match := re.search(pattern, text):
-      advice = match.expand(remedy)
+  if REMOVED.search(text):
+    advice = "leave it out: no setting has replaced it"
   return f"{text}; {advice}" if advice else text
 
 

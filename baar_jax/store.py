@@ -26,10 +26,6 @@ KEY = ("policy", "task_id", "seed")
 # splits, and so on (our choice).
 SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
-# Fields of the section `env` in older versions, with their defaults. They are options
-# now.
-MOVED_OPTIONS = {"data": "", "short_tasks": True}
-MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
 # Fields of older versions that have no successor.
 REMOVED_FIELDS = (
   "route_by_cache",
@@ -42,23 +38,11 @@ EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
-# of a stored record or the form of a policy's key is renamed. Version 0
-# has older policy keys, and version 2 names cap-blind policies otherwise; RENAMED
-# converts both. Versions 0 and 1 have a session's cost weight in the field `price`.
+# of a stored record or the form of a policy's key is renamed. Version 2 names cap-blind
+# policies otherwise, see RENAMED. Older files are refused.
 VERSION = 3
-# Replacements in the policy keys of version 0, in the order in which they are applied.
-RENAMED = {
-  "price=": "cost_weight=",
-  "bold=": "optimism=",
-  "optimism=0": "blind=1",
-  "always(model=": "always(rank=",
-  "together(samples=0,": "exploration(",
-  "together(samples=": "exploration(steps=",
-  "explored(samples=": "exploration-all(samples=",
-  ",together=0,": ",",
-  ",together=0)": ")",
-  ",together=": ",steps=",
-}
+OLDEST = 2
+RENAMED = ("optimism=0", "blind=1")
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
@@ -124,15 +108,13 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
 
 
 COLUMNS = tuple(summarize_episode(Episode("", "", 0, [], 0.0, "")))
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS tasks (
-  split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place));
-CREATE TABLE IF NOT EXISTS episodes (
-  policy TEXT, task_id TEXT, seed INTEGER, {", ".join(COLUMNS)},
-  equals TEXT, episode TEXT,
-  PRIMARY KEY (policy, task_id, seed));
-CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
-"""
+_SCHEMA = (
+  "CREATE TABLE IF NOT EXISTS tasks "
+  "(split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place))",
+  "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, seed INTEGER, "
+  f"{', '.join(COLUMNS)}, equals TEXT, episode TEXT, PRIMARY KEY ({', '.join(KEY)}))",
+  "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
+)
 
 
 class Store:
@@ -164,10 +146,9 @@ class Store:
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
-      if version <= VERSION:
-        self._db.executescript(_SCHEMA)
-      columns = [row[1] for row in self._db.execute("PRAGMA table_info(episodes)")]
-      fits = version <= VERSION and columns == [*KEY, *COLUMNS, "equals", "episode"]
+      # A new file has no table of episodes, and the version 0.
+      is_new = not list(self._db.execute("PRAGMA table_info(episodes)"))
+      fits = is_new or OLDEST <= version <= VERSION
       if fits and version < VERSION:
         self._convert()
     except sqlite3.Error as error:
@@ -182,27 +163,21 @@ class Store:
       )
 
   def _convert(self) -> None:
-    """Convert a file of an older format to the format VERSION.
+    """Convert a file of the format OLDEST, or a new file, to the format VERSION.
 
     The policies in it get the keys that this version of the program uses.
     """
-    policy = "policy"
-    for old, new in RENAMED.items():
-      policy = f"replace({policy}, '{old}', '{new}')"
-    equals = policy.replace("policy", "equals", 1)
     has_sessions = "SELECT 1 FROM sqlite_master WHERE name = 'sessions'"
+    columns = [("episodes", "policy"), ("episodes", "equals")]
+    if self._db.execute(has_sessions).fetchone():
+      columns.append(("sessions", "state"))
     with self._db:
-      self._db.execute(f"UPDATE episodes SET policy = {policy}, equals = {equals}")
-      if self._db.execute(has_sessions).fetchone():
-        stored = policy.replace("policy", "json_extract(state, '$.policy')", 1)
+      self._db.execute("BEGIN")
+      for statement in _SCHEMA:
+        self._db.execute(statement)
+      for table, column in columns:
         self._db.execute(
-          f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})"
-        )
-        # Versions 0 and 1 have a session's cost weight in the field `price`.
-        self._db.execute(
-          "UPDATE sessions SET state = json_remove(json_set(state, "
-          "'$.cost_weight', json_extract(state, '$.price')), '$.price') "
-          "WHERE json_type(state, '$.price') IS NOT NULL"
+          f"UPDATE {table} SET {column} = replace({column}, ?, ?)", RENAMED
         )
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -430,43 +405,10 @@ def convert_config(stored: object) -> object:
   if not isinstance(stored, dict):
     return stored
   converted = dict(stored)
-  converters = {
-    "env": move_options,
-    "models": bill_uncached,
-    "references": move_plans,
-    "value": rename_prices,
-  }
   for name, section in stored.items():
     if isinstance(section, dict):
-      convert = converters.get(name, dict)
-      converted[name] = convert(drop_fields(section))
+      converted[name] = add_defaults(name, drop_fields(section))
   return converted
-
-
-def move_options(env: dict) -> dict:
-  """Convert a section `env` of an older version, in which options were fields.
-
-  A field becomes an option only if its value differs from the old default.
-  """
-  options = {}
-  for name, default in MOVED_OPTIONS.items():
-    value = env.pop(name, default)
-    if value != default:
-      options[name] = value
-  return env | {"options": options | env.get("options", {})}
-
-
-def move_plans(references: dict) -> dict:
-  """Convert a section `references` of an older version, in which plans were fields."""
-  for_all = references.pop("explored", False)
-  plans = []
-  if for_all:
-    plans.append(("samples", references.get("samples"), True))
-  for name, kind in (("together", "steps"), ("repeats", "repeats")):
-    count = references.pop(name, 0)
-    if count:
-      plans.append((kind, count, for_all))
-  return {"plans": plans} | references
 
 
 def drop_fields(section: dict) -> dict:
@@ -474,19 +416,20 @@ def drop_fields(section: dict) -> dict:
   return {name: section[name] for name in section if name not in REMOVED_FIELDS}
 
 
-def bill_uncached(models: dict) -> dict:
-  """Turn prompt caches off in an older section `models` whose scripts billed none."""
-  return {"prompt_cache": models.get("kind") == "chat"} | models
+def add_defaults(name: str, section: dict) -> dict:
+  """Add what an older version did where its section of settings does not say it.
 
+  Its scripts billed no prompt caches, and its value heads read the hidden state alone.
 
-def rename_prices(value: dict) -> dict:
-  """Rename the field `prices` of an older section `value` to `cost_weights`.
-
-  In older versions the heads read the hidden state alone.
+  Args:
+    name: the name of the section.
+    section: the settings.
   """
-  if "prices" in value:
-    value["cost_weights"] = value.pop("prices")
-  return {"inputs": ("hidden",)} | value
+  defaults = {
+    "models": {"prompt_cache": section.get("kind") == "chat"},
+    "value": {"inputs": ("hidden",)},
+  }
+  return defaults.get(name, {}) | section
 
 
 def read_config(directory: Path) -> Config | None:

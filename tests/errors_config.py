@@ -188,7 +188,7 @@ CASES = [
     ),
   ),
   (
-    "Field prices not found on dataclass ValueConfig; set --config.value.cost_weights",
+    "Field prices not found on dataclass ValueConfig; baar_jax/config.py lists the fields",
     command(
       "--config=FILE",
       file="from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.value.prices = (0,)\n  return c",

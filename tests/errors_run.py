@@ -48,6 +48,7 @@ def store_text(tmp: Path) -> None:
 
 
 def store_newer(tmp: Path) -> None:
+  Store(tmp / "store").close()
   with contextlib.closing(sqlite3.connect(tmp / "store")) as db:
     db.execute(f"PRAGMA user_version = {VERSION + 1}")
   Store(tmp / "store")

@@ -27,9 +27,6 @@ SECTIONS = [
 ]
 # The fields of older versions, in the table of docs/models_and_money.md.
 OLDER_SETTINGS = {
-  "value.prices",
-  "env.data",
-  "references.together",
   "serve.route_by_cache",
   "serve.cache_ttl_s",
   "value.cache_facts",
@@ -123,7 +120,7 @@ def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
   text = (
     "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
     " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
-    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `value.prices`"
+    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `router.show_cache`"
   )
   files = [
     "configs/none.py",

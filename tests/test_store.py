@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 from tiny import call, episode
 
-from baar_jax.config import SamplePlan
 from baar_jax.episode import Call, Task, Usage
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.sessions import Sessions
 from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
@@ -173,8 +171,8 @@ def damage(path, change, *values):
 
 @pytest.fixture
 def older(tmp_path):
-  """Unpack the directory of a run of version 0, with three models."""
-  golden = Path(__file__).parent / "golden" / "store_0"
+  """Unpack the directory of a run of version 2, with three models."""
+  golden = Path(__file__).parent / "golden" / "store_2"
   directory = tmp_path / "tiny"
   directory.mkdir()
   shutil.copy(golden / "config.json", directory)
@@ -193,12 +191,10 @@ def dump(path) -> list[str]:
     return [*db.iterdump(), db.execute("PRAGMA user_version").fetchone()]
 
 
-def test_no_episode_of_a_store_of_version_0_is_played_again(older):
+def test_no_episode_of_a_store_of_version_2_is_played_again(older):
   config = read_config(older)
-  kinds = ("samples", 2, True), ("steps", 1, True), ("repeats", 1, True)
-  assert config.references.plans == kinds and config.env.options == {}
   assert config.value.inputs == ("hidden",)
-  # Version 0 had no such setting. It evaluated the least cost weight under caps.
+  # Version 2 had no such setting. It evaluated the least cost weight under caps.
   config.value.capped_cost_weights = (0.1,)
   # Scripted models were billed without prompt caches then; API models by their usage.
   assert not config.models.prompt_cache
@@ -219,7 +215,7 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
       "exploration-all(samples=2,steps=1,repeats=1)": 12,
       "bopo(lam=0.1)/1": 4,
     }
-    # Version 0 had policies with optimism.
+    # Version 2 had policies with optimism.
     least = "conditioned(update=20,cost_weight=0.1"
     for optimism in (1, 2):
       for cap in ("", ",K=1"):
@@ -245,72 +241,18 @@ def test_no_episode_of_a_store_of_version_0_is_played_again(older):
   assert dump(older / "episodes.sqlite") == converted
 
 
-@pytest.mark.parametrize(
-  "key, plans, spec",
-  [
-    ("together(samples=4,repeats=3)", [("steps", 4), ("repeats", 3)], "exploration"),
-    ("together(samples=0,repeats=3)", [("repeats", 3)], "exploration"),
-    (
-      "explored(samples=2,together=0,repeats=1)",
-      [("samples", 2), ("repeats", 1)],
-      "exploration-all",
-    ),
-    (
-      "explored(samples=2,together=10)",
-      [("samples", 2), ("steps", 10)],
-      "exploration-all",
-    ),
-    ("stratified(samples=20)", [("samples", 20)], "stratified"),
-  ],
-)
-def test_samples_and_sessions_of_version_0_have_todays_keys(older, key, plans, spec):
+def test_sessions_of_version_2_keep_their_policy(older):
   # A session keeps its policy in its state, as the endpoint reads it.
   path = older / "episodes.sqlite"
-  state = json.dumps(
-    {"id": "s", "policy": "conditioned(update=2,price=0.5,usd=0.1)", "price": 0.5}
-  )
   damage(path, "CREATE TABLE sessions (id TEXT PRIMARY KEY, state TEXT)")
+  old = "conditioned(update=2,cost_weight=0.5,optimism=0,usd=0.1)"
+  state = json.dumps({"id": "s", "policy": old})
   damage(path, "INSERT INTO sessions VALUES ('s', ?)", state)
-  damage(path, "UPDATE episodes SET policy = ? WHERE policy = 'always-small'", key)
   Store(path).close()
-  new = PolicySpec(spec, plans=tuple(SamplePlan(*plan) for plan in plans)).key
-  assert (new,) in rows_of(path, "SELECT policy FROM episodes")
   ((stored,),) = rows_of(path, "SELECT state FROM sessions")
-  routed = PolicySpec("conditioned", update=2, cost_weight=0.5, cap=Cap(usd=0.1))
-  expected = {"id": "s", "policy": routed.key, "cost_weight": 0.5}
-  assert json.loads(stored) == expected
-
-
-SESSION = {
-  "rule": "router",
-  "policy": "conditioned(update=2,cost_weight=0.5,usd=0.1)",
-  "task_id": "fix-17",
-  "description": "",
-  "call_limit": None,
-  "usd_limit": 0.1,
-  "spent_usd": 0.01,
-}
-
-
-def test_sessions_of_version_1_have_cost_weights(store, path):
-  """Their field was named price. It was null for a policy without a cost weight."""
-  store.close()
-  damage(
-    path,
-    "CREATE TABLE sessions (id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT)",
-  )
-  for id_, price in (("number", 0.5), ("null", None)):
-    state = json.dumps(SESSION | {"id": id_, "price": price})
-    damage(path, "INSERT INTO sessions VALUES (?, 0, 0.0, ?)", id_, state)
-  damage(path, "PRAGMA user_version = 1")
-  Store(path).close()
-  states = dict(rows_of(path, "SELECT id, state FROM sessions"))
-  for id_, weight in (("number", 0.5), ("null", None)):
-    expected = SESSION | {"id": id_, "cost_weight": weight}
-    assert json.loads(states[id_]) == expected
-    session = Sessions(path, None).find(id_)
-    assert (session.cost_weight, session.dollars.remaining) == (weight, 0.09)
-  assert rows_of(path, "PRAGMA user_version") == [(3,)]
+  cap = Cap(usd=0.1)
+  new = PolicySpec("conditioned", update=2, cost_weight=0.5, blind=1, cap=cap)
+  assert json.loads(stored) == {"id": "s", "policy": new.key}
 
 
 def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
@@ -324,7 +266,7 @@ def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
   assert total.split() == ["in", "all", "0", "0", "0.0000"]
 
 
-def test_a_run_of_version_0_continues(older):
+def test_a_run_of_version_2_continues(older):
   config = read_config(older)
   config.runs = str(older.parent)
   with contextlib.closing(Run(config)) as run:
@@ -332,9 +274,10 @@ def test_a_run_of_version_0_continues(older):
   assert read_config(older) == config
 
 
-def test_a_store_of_a_newer_version_is_refused_and_stays(store, path):
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+def test_a_store_of_another_version_is_refused_and_stays(store, path, version):
   store.close()
-  damage(path, f"PRAGMA user_version = {VERSION + 1}")
+  damage(path, f"PRAGMA user_version = {version}")
   written = dump(path)
   with pytest.raises(ValueError, match="is a store of another version"):
     Store(path)
