@@ -2,13 +2,15 @@
 
 Parent and child exchange lines of JSON. A child may run several episodes, each in its
 own slot. If a child dies, hangs or fails, the parent raises EnvDied, and the next
-reset() starts a new child. The first half of this file runs in the child.
+reset() starts a new child. The parent remembers the answers of an environment that
+allows it (`Env.remembered`). The first half of this file runs in the child.
 """
 
 import contextlib
 import functools
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -19,7 +21,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
 FREE_METHODS = ("greet", "tasks", "reset")  # methods that work without a live episode
 # The attributes of an environment that the parent copies when it opens a child.
 GREETING = ("system_prompt", "code_actions", "scores_steps")
+MOVES = ("reset", "step")  # methods that change an episode's state
+MAX_ANSWERS = 400_000  # limit of a run's memory; ScienceWorld's take about 0.5 kB each
 
 
 def _are_types(values: Iterable[object], *types: type) -> bool:
@@ -127,21 +131,20 @@ def _call(env: Env, method: str, args: list) -> object:
 
   Returns:
     The method's result. For "reset" and "step", a tuple: the observation, whether the
-    episode has ended, the system prompt, and the oracle (None without an expert, or
-    after the end).
+    episode has ended, and the oracle (None without an expert, or after the end).
   """
   if method == "greet":
     _check(env, "system_prompt", env.system_prompt)
     return {name: getattr(env, name) for name in GREETING}
   result = _check(env, method, getattr(env, method)(*args), *args)
-  if method not in ("reset", "step"):
+  if method not in MOVES:
     return result
   observation, done = (result, False) if method == "reset" else result
   oracle = None
   with contextlib.suppress(NotImplementedError):
     if not done:
       oracle = _check(env, "oracle", env.oracle())
-  return observation, done, env.system_prompt, oracle
+  return observation, done, oracle
 
 
 def _describe(error: Exception, method: str) -> dict[str, str]:
@@ -307,6 +310,81 @@ def _kill_group(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
+class Memory:
+  """Remember the answers of environments in each task, for all threads of a run."""
+
+  def __init__(self, limit: int = MAX_ANSWERS) -> None:
+    """Start without answers.
+
+    Args:
+      limit: the number of answers above which tasks are forgotten.
+    """
+    self._limit = limit
+    self._lock = threading.Lock()
+    self._tasks: dict[str, dict[tuple, Any]] = {}
+
+  def open(self, task_id: str) -> dict[tuple, Any]:
+    """Return the answers of a task, to which the caller adds new ones.
+
+    If there are too many answers, random tasks are forgotten. Policies play the same
+    tasks in the same order, so the least recently used task is needed next.
+    """
+    with self._lock:
+      while sum(map(len, self._tasks.values())) > self._limit:
+        del self._tasks[random.choice([*self._tasks])]
+      return self._tasks.setdefault(task_id, {})
+
+
+class Recall:
+  """Answer an environment's calls from memory, and ask its child for new answers.
+
+  While answers are remembered, the child's episode stays behind. Before a new call, the
+  child plays the missing moves, from a reset if its episode has taken another way.
+  """
+
+  def __init__(self, call: Callable[..., Any], memory: Memory) -> None:
+    """Connect to a slot of a child.
+
+    Args:
+      call: calls a method of the environment in the slot.
+      memory: the memory that all environments of the run share.
+    """
+    self._call = call
+    self._memory = memory
+    self._answers: dict[tuple, Any] = {}  # by the moves before a call, and the call
+    self._moves: tuple = ()  # the calls that led to the current state
+    self._played: tuple = ()  # the same for the child's episode; () is no episode
+
+  def __call__(self, method: str, *args: str) -> Any:
+    """Return the answer to a call; see `Child.call`."""
+    call = (method, *args)
+    if method == "tasks":
+      self._played = ()  # Listing the tasks may end the child's episode.
+      return self._call(*call)
+    if method == "reset":
+      self._moves = ()
+      self._answers = self._memory.open(*args)
+    calls = (*self._moves, call)
+    if calls not in self._answers:
+      self._answers[calls] = self._ask(calls)
+    if method in MOVES:
+      self._moves = calls
+    return self._answers[calls]
+
+  def _ask(self, calls: tuple) -> Any:
+    """Make the calls that the child's episode lacks, and return the last answer."""
+    moves = calls[:-1]
+    played = self._played
+    if moves[: len(played)] != played:
+      played = ()
+    # After a call that failed, the child's episode begins again.
+    self._played = ()
+    for call in calls[len(played) :]:
+      answer = self._call(*call)
+    self._played = calls if calls[-1][0] in MOVES else moves
+    return answer
+
+
 class ProcessEnv(Env):
   """The parent's handle of an environment that runs in a slot of a child.
 
@@ -314,17 +392,26 @@ class ProcessEnv(Env):
   `Child.call`.
   """
 
-  def __init__(self, child: Child, slot: int, greeting: dict[str, Any]) -> None:
+  def __init__(
+    self,
+    child: Child,
+    slot: int,
+    greeting: dict[str, Any],
+    memory: Memory | None = None,
+  ) -> None:
     """Connect to a slot of a child.
 
     Args:
       child: the child process.
       slot: index of the environment in the child.
       greeting: the environment's attributes; see GREETING.
+      memory: the memory of the environment's answers; None remembers nothing.
     """
     vars(self).update(greeting)
     self.child = child
     self._call = functools.partial(child.call, slot)
+    if memory is not None:
+      self._call = Recall(self._call, memory)
     self._oracle: dict | None = None
 
   def tasks(self, split: str) -> list[Task]:
@@ -333,15 +420,17 @@ class ProcessEnv(Env):
 
   def reset(self, task_id: str) -> str:
     """Start a task and return the first observation; see Env.reset."""
-    return self._move("reset", task_id)[0]
+    observation, _ = self._move("reset", task_id)
+    vars(self).update(self._call("greet"))
+    return observation
 
   def step(self, action: str) -> tuple[str, bool]:
     """Execute an action; see Env.step."""
     return self._move("step", action)
 
   def _move(self, method: str, text: str) -> tuple[str, bool]:
-    """Call "reset" or "step", and store the system prompt and oracle of the answer."""
-    observation, done, self.system_prompt, self._oracle = self._call(method, text)
+    """Call "reset" or "step", and store the oracle of the answer."""
+    observation, done, self._oracle = self._call(method, text)
     return observation, done
 
   def score(self) -> float:
@@ -386,13 +475,15 @@ def open_envs(
   Raises:
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
-  if table.load(kind).engine is not None:
+  environment = table.load(kind)
+  memory = Memory() if environment.remembered else None
+  if environment.engine is not None:
     hide_process()  # An agent's code must not read this process's keys.
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
   greeting = children[0].call(0, "greet")
   envs = []
   for slot in range(live_per_process):
-    envs += [ProcessEnv(child, slot, greeting) for child in children]
+    envs += [ProcessEnv(child, slot, greeting, memory) for child in children]
   return envs
 
 
