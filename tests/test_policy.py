@@ -75,8 +75,9 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
 
 def make_policy(model, view) -> RouterPolicy:
   """Make a policy for three live episodes, whose router costs a dollar a token."""
+  view.config.usd_per_million_tokens = 1e6
   feed = reader.Reader(model, view, view.logit_ids, rows=3)
-  return RouterPolicy(PolicySpec("router"), feed, Sample("key"), usd_per_token=1.0)
+  return RouterPolicy(PolicySpec("router"), feed, Sample("key"))
 
 
 @pytest.mark.parametrize(

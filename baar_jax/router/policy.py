@@ -125,7 +125,6 @@ class RouterPolicy(Policy):
     spec: PolicySpec,
     reader: Reader | StateReader,
     rule: Rule,
-    usd_per_token: float = 0.0,
   ):
     """Make a policy that decides by what a reader computes.
 
@@ -133,31 +132,29 @@ class RouterPolicy(Policy):
       spec: the policy's parameters.
       reader: computes the logits of the router's decision tokens.
       rule: picks a model, given the probabilities.
-      usd_per_token: the price of a token that the router reads.
     """
     super().__init__(spec)
-    self._usd_per_token = usd_per_token
     self._rule = rule
     self.reader = reader
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decide for all episodes that wait for a decision.
 
-    Each decision costs the price of the episode's new tokens. Each decision's latency
+    Each decision's latency
     is the time of the whole batch, because every episode waits for the batch.
     """
     start_s = time.monotonic()
-    output, new_tokens_R = self.reader.read(ready)
+    output, usd_R = self.reader.read(ready)
     p_RxA = self._predict(output, ready)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
+    for live, p_A, usd in zip(ready, p_RxA, usd_R):
       model = self._rule.pick(p_A, live)
       decision = Decision(
         model,
         # A threshold of 0 may pick a model of probability 0, and log(0) is infinite.
         logp=float(np.log(max(p_A[model], 1e-30))),
-        cost_usd=new_tokens * self._usd_per_token,
+        cost_usd=usd,
         latency_s=latency_s,
         p_A=tuple(map(float, p_A)),
       )
@@ -232,7 +229,6 @@ class ConditionedPolicy(RouterPolicy):
     spec: PolicySpec,
     reader: StateReader,
     values: Values,
-    usd_per_token: float = 0.0,
   ):
     """Make a policy that decides by value heads.
 
@@ -241,9 +237,8 @@ class ConditionedPolicy(RouterPolicy):
         until the cap is spent.
       reader: computes the states that the heads read.
       values: the value heads, and how they decide.
-      usd_per_token: the price of a token that the trunk reads.
     """
-    super().__init__(spec, reader, Threshold(), usd_per_token)
+    super().__init__(spec, reader, Threshold())
     self._values = values
     self.cost_weights = values.cost_weights
 

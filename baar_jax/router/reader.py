@@ -76,6 +76,7 @@ class Reader:
       mesh: the mesh that holds the model's parameters; None is one device.
     """
     self._view = view
+    self._usd_per_token = view.config.usd_per_million_tokens / 1e6
     self._token_ids = None if token_ids is None else tuple(token_ids)
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
@@ -92,7 +93,7 @@ class Reader:
     # The KV cache's row of each live episode, by `Live.key`.
     self._row_of: dict[Hashable, Row] = {}
 
-  def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
+  def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
     """Read the new text of episodes and compute the router's output at its end.
 
     Args:
@@ -100,7 +101,7 @@ class Reader:
 
     Returns:
       output_RxC: float64, the logits of the token ids, or the hidden states.
-      new_tokens_R: number of tokens that were fed for each episode.
+      usd_R: the price of the tokens that were fed for each episode.
     """
     texts = [self._view.live_window(live).tokens for live in ready]
     rows = []
@@ -115,11 +116,11 @@ class Reader:
       # Until its tokens are fed, the row counts as empty. If feeding fails, the next
       # call feeds the whole text again.
       self._row_of[live.key] = Row(row.number)
-    new_tokens_R = [len(item.tokens) for item in pending]
+    usd_R = [len(item.tokens) * self._usd_per_token for item in pending]
     output_of = self._feed_all(pending)
     for live, row in zip(ready, rows):
       self._row_of[live.key] = row
-    return np.stack([output_of[row.number] for row in rows]), new_tokens_R
+    return np.stack([output_of[row.number] for row in rows]), usd_R
 
   def forget(self, live: Live) -> None:
     """Free the KV cache's row of an episode that ended or starts again."""
@@ -212,22 +213,22 @@ class StateReader:
     self._trunk = trunk
     self._trackers: dict[Hashable, Tracker] = {}
 
-  def read(self, ready: Sequence[Live]) -> tuple[States, list[int]]:
+  def read(self, ready: Sequence[Live]) -> tuple[States, list[float]]:
     """Compute the states of the R episodes that wait for a decision.
 
     Returns:
-      The states, and the number of tokens that the trunk has read for each episode.
+      The states, and the price of the tokens that the trunk has read for each episode.
     """
     columns = []
-    new_tokens_R = [0] * len(ready)
+    usd_R = [0.0] * len(ready)
     if self._trunk:
-      hidden_RxD, new_tokens_R = self._trunk.read(ready)
+      hidden_RxD, usd_R = self._trunk.read(ready)
       check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
       columns.append(hidden_RxD.astype(np.float32))
     trackers = [self._follow(live) for live in ready]
     columns.append(np.stack([tracker.read(self._inputs) for tracker in trackers]))
     progress_RxP = np.array([tracker.progress for tracker in trackers])
-    return States(np.concatenate(columns, axis=1), progress_RxP), new_tokens_R
+    return States(np.concatenate(columns, axis=1), progress_RxP), usd_R
 
   def forget(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again."""

@@ -59,11 +59,6 @@ class RouterFiles:
     """Return the directory of the tokenizer."""
     return self.directory / "tokenizer"
 
-  @property
-  def usd_per_token(self) -> float:
-    """Return the price of a token that a router reads."""
-    return self.config.router.usd_per_million_tokens / 1e6
-
   @functools.cached_property
   def billing(self) -> Billing:
     """Return the prices and prompt caches of the models."""

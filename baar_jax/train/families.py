@@ -129,23 +129,25 @@ class Loader:
     """Return a trained router; read its files only if another one was loaded last.
 
     Args:
-      family: the family of the router.
+      family: the family of the router; CONDITIONED is the frozen trunk.
       lam: the cost weight of the training; None if the family has none.
 
     Raises:
       ValueError: the training has not ended.
     """
     if self._loaded is None or (self._loaded.family, self._loaded.lam) != (family, lam):
-      self._loaded = Loaded(family, lam, load_router(self.files, family, lam))
+      if family == CONDITIONED:
+        model = load_initial(self.files, self.files.open_trunk_view())
+      else:
+        model = load_router(self.files, family, lam)
+      self._loaded = Loaded(family, lam, model)
     return self._loaded
 
   def open_trunk(self) -> Reader:
     """Open the reader of the value heads' frozen trunk: the router before SFT."""
-    files = self.files
-    view = files.open_trunk_view()
-    if self._loaded is None or self._loaded.family != CONDITIONED:
-      self._loaded = Loaded(CONDITIONED, None, load_initial(files, view))
-    return Reader(self._loaded.model, view, None, self.rows, files.mesh)
+    view = self.files.open_trunk_view()
+    model = self.load(CONDITIONED).model
+    return Reader(model, view, None, self.rows, self.files.mesh)
 
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
     """Return a router's probabilities p_NxA at stored training decisions.
@@ -269,7 +271,7 @@ def _build_conditioned(
   values = Values(heads, settings.cost_weights, files.billing, pick)
   trunk = loader.open_trunk() if "hidden" in settings.inputs else None
   reader = StateReader(settings.inputs, vocabulary, loader.rows, trunk)
-  return ConditionedPolicy(spec, reader, values, files.usd_per_token)
+  return ConditionedPolicy(spec, reader, values)
 
 
 def _build_router(
@@ -291,7 +293,7 @@ def _build_router(
   view = files.open_view(proposals=policy is rivals.CascadePolicy)
   rule = _make_rule(spec, loader, loaded, view)
   reader = Reader(loaded.model, view, view.logit_ids, loader.rows, files.mesh)
-  return policy(spec, reader, rule, files.usd_per_token)
+  return policy(spec, reader, rule)
 
 
 def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> Rule:

@@ -273,7 +273,7 @@ def _play_rollouts(
     view = learner.batcher.view
     rows = training.live_episodes
     reader = Reader(model, view, view.logit_ids, rows, training.mesh)
-    return RouterPolicy(spec, reader, Sample(spec.key), training.usd_per_token)
+    return RouterPolicy(spec, reader, Sample(spec.key))
 
   updates = training.config.bopo.updates
   name = label_family(spec.family)
