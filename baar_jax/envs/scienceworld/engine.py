@@ -173,7 +173,7 @@ class Engine:
       ValueError: the task does not exist.
     """
     self._load(task_id, solve)
-    actions = self._split_lines(self._game.getGoldActionSequence()) if solve else []
+    actions = self._split_lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def list_variations(self, task_type: str, split: str) -> list[int]:
