@@ -7,6 +7,7 @@ allows it (`Env.remembered`). The first half of this file runs in the child.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -130,8 +131,9 @@ def _call(env: Env, method: str, args: list) -> object:
     args: the arguments of the method.
 
   Returns:
-    The method's result. For "reset" and "step", a tuple: the observation, whether the
-    episode has ended, and the oracle (None without an expert, or after the end).
+    The method's result. For "reset" a tuple: the observation, the system prompt and the
+    oracle. For "step" a tuple: the observation, whether the episode has ended, and the
+    oracle. The oracle is None without an expert, and after the end.
   """
   if method == "greet":
     _check(env, "system_prompt", env.system_prompt)
@@ -139,12 +141,14 @@ def _call(env: Env, method: str, args: list) -> object:
   result = _check(env, method, getattr(env, method)(*args), *args)
   if method not in MOVES:
     return result
-  observation, done = (result, False) if method == "reset" else result
+  if method == "reset":
+    result = (result, env.system_prompt)
+  done = method == "step" and result[1]
   oracle = None
   with contextlib.suppress(NotImplementedError):
     if not done:
       oracle = _check(env, "oracle", env.oracle())
-  return observation, done, oracle
+  return *result, oracle
 
 
 def _describe(error: Exception, method: str) -> dict[str, str]:
@@ -310,78 +314,69 @@ def _kill_group(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-class Memory:
-  """Remember the answers of environments in each task, for all threads of a run."""
-
-  def __init__(self, limit: int = MAX_ANSWERS) -> None:
-    """Start without answers.
-
-    Args:
-      limit: the number of answers above which tasks are forgotten.
-    """
-    self._limit = limit
-    self._lock = threading.Lock()
-    self._tasks: dict[str, dict[tuple, Any]] = {}
-
-  def open(self, task_id: str) -> dict[tuple, Any]:
-    """Return the answers of a task, to which the caller adds new ones.
-
-    If there are too many answers, random tasks are forgotten. Policies play the same
-    tasks in the same order, so the least recently used task is needed next.
-    """
-    with self._lock:
-      while sum(map(len, self._tasks.values())) > self._limit:
-        del self._tasks[random.choice([*self._tasks])]
-      return self._tasks.setdefault(task_id, {})
+Answers = dict[tuple, Any]  # Answers to calls, by the moves before a call and the call.
 
 
+def open_answers(memory: dict[str, Answers], task_id: str) -> Answers:
+  """Return the remembered answers of a task, to which the caller adds new ones.
+
+  If there are too many answers, a random task is forgotten. Policies play the same
+  tasks in the same order, so the least recently used task would be needed next.
+
+  Args:
+    memory: the answers in each task. Several threads may use it.
+    task_id: the id of the task.
+  """
+  # Other threads may change the memory, but not this list.
+  tasks = [*memory.items()]
+  if sum(len(answers) for _, answers in tasks) > MAX_ANSWERS:
+    memory.pop(random.choice(tasks)[0], None)
+  return memory.setdefault(task_id, {})
+
+
+@dataclasses.dataclass(eq=False)
 class Recall:
   """Answer an environment's calls from memory, and ask its child for new answers.
 
   While answers are remembered, the child's episode stays behind. Before a new call, the
   child plays the missing moves, from a reset if its episode has taken another way.
+
+  Attributes:
+    _ask: calls a method of the environment in the child.
+    _memory: the answers in each task, for all environments of the run.
+    _answers: the answers in the current task.
+    _moves: the calls that led to the current state.
+    _played: the calls that led to the state in the child; () is no episode.
   """
 
-  def __init__(self, call: Callable[..., Any], memory: Memory) -> None:
-    """Connect to a slot of a child.
+  _ask: Callable[..., Any]
+  _memory: dict[str, Answers]
+  _answers: Answers = dataclasses.field(default_factory=dict)
+  _moves: tuple = ()
+  _played: tuple = ()
 
-    Args:
-      call: calls a method of the environment in the slot.
-      memory: the memory that all environments of the run share.
-    """
-    self._call = call
-    self._memory = memory
-    self._answers: dict[tuple, Any] = {}  # by the moves before a call, and the call
-    self._moves: tuple = ()  # the calls that led to the current state
-    self._played: tuple = ()  # the same for the child's episode; () is no episode
-
-  def __call__(self, method: str, *args: str) -> Any:
-    """Return the answer to a call; see `Child.call`."""
-    call = (method, *args)
-    if method == "tasks":
-      self._played = ()  # Listing the tasks may end the child's episode.
-      return self._call(*call)
-    if method == "reset":
+  def __call__(self, *call: str) -> Any:
+    """Return the answer to a call, a method's name and its arguments."""
+    if call[0] in FREE_METHODS:
       self._moves = ()
-      self._answers = self._memory.open(*args)
+      self._answers = open_answers(self._memory, call[1])
     calls = (*self._moves, call)
     if calls not in self._answers:
-      self._answers[calls] = self._ask(calls)
-    if method in MOVES:
+      self._answers[calls] = self._catch_up(calls)
+    if call[0] in MOVES:
       self._moves = calls
     return self._answers[calls]
 
-  def _ask(self, calls: tuple) -> Any:
+  def _catch_up(self, calls: tuple) -> Any:
     """Make the calls that the child's episode lacks, and return the last answer."""
-    moves = calls[:-1]
     played = self._played
-    if moves[: len(played)] != played:
+    if self._moves[: len(played)] != played:
       played = ()
-    # After a call that failed, the child's episode begins again.
+    # If a call fails, the child's episode begins again at the next call.
     self._played = ()
     for call in calls[len(played) :]:
-      answer = self._call(*call)
-    self._played = calls if calls[-1][0] in MOVES else moves
+      answer = self._ask(*call)
+    self._played = calls if call[0] in MOVES else self._moves
     return answer
 
 
@@ -397,7 +392,7 @@ class ProcessEnv(Env):
     child: Child,
     slot: int,
     greeting: dict[str, Any],
-    memory: Memory | None = None,
+    memory: dict[str, Answers] | None = None,
   ) -> None:
     """Connect to a slot of a child.
 
@@ -405,7 +400,7 @@ class ProcessEnv(Env):
       child: the child process.
       slot: index of the environment in the child.
       greeting: the environment's attributes; see GREETING.
-      memory: the memory of the environment's answers; None remembers nothing.
+      memory: the answers in each task; None remembers nothing.
     """
     vars(self).update(greeting)
     self.child = child
@@ -420,17 +415,12 @@ class ProcessEnv(Env):
 
   def reset(self, task_id: str) -> str:
     """Start a task and return the first observation; see Env.reset."""
-    observation, _ = self._move("reset", task_id)
-    vars(self).update(self._call("greet"))
+    observation, self.system_prompt, self._oracle = self._call("reset", task_id)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
     """Execute an action; see Env.step."""
-    return self._move("step", action)
-
-  def _move(self, method: str, text: str) -> tuple[str, bool]:
-    """Call "reset" or "step", and store the oracle of the answer."""
-    observation, done, self._oracle = self._call(method, text)
+    observation, done, self._oracle = self._call("step", action)
     return observation, done
 
   def score(self) -> float:
@@ -476,7 +466,7 @@ def open_envs(
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
   environment = table.load(kind)
-  memory = Memory() if environment.remembered else None
+  memory = {} if environment.remembered else None
   if environment.engine is not None:
     hide_process()  # An agent's code must not read this process's keys.
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]

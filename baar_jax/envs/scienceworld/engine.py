@@ -172,13 +172,8 @@ class Engine:
     Raises:
       ValueError: the task does not exist.
     """
-    # The engine reports a missing variation only if it need not search for a solution.
-    # So the task is first loaded without a search.
-    self._load(task_id)
-    actions = []
-    if solve:
-      self._load(task_id, solve=True)
-      actions = self._split_lines(self._game.getGoldActionSequence())
+    self._load(task_id, solve)
+    actions = self._split_lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def list_variations(self, task_type: str, split: str) -> list[int]:
