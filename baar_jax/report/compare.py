@@ -66,9 +66,8 @@ class Choice(NamedTuple):
       and cap.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
-    headline: the key of the main family's policy that is highest above the line between
-      the boundary policies; None if there is none.
-    typical: by family, the key of the policy nearest in cost to the headline's.
+    typical: by family that also plays without a cap, the key of the policy on its hull
+      in SR nearest to the middle of the boundaries' costs. Ablations are left out.
   """
 
   dev: pd.DataFrame
@@ -76,7 +75,6 @@ class Choice(NamedTuple):
   main: str
   best: list[str]
   vertices: dict[tuple[str, str], list[str]]
-  headline: str | None
   typical: dict[str, str]
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from baar_jax.report.table import METRICS, Results, Style
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.train.jobs import BOPO, FIRST_LARGE
 
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {
@@ -38,6 +39,12 @@ PARAMETERS = {
 }
 # Explanations on the page, by the part of the page.
 NOTES = {
+  "area": (
+    "Area 0.50 is a coin flip between the two models for each task. Area 1.00 is "
+    "LARGE's score at SMALL's price. Brackets are 95 % intervals."
+  ),
+  "own_agent": "Let the router serve your own agent (docs/serving.md):",
+  "own_models": "Run the experiment with real models (docs/models_and_money.md):",
   "scripted": (
     "Scripted models are programs with stated error rates in the real environment. "
     "Costs are the list prices of the texts that they exchange. No model was called, "
@@ -45,8 +52,7 @@ NOTES = {
   ),
   "areas": (
     "An area is the share of the rectangle between the boundaries that lies under a "
-    "family's line. The points of the line, and their order, were chosen on dev. A "
-    "random mix of the boundaries has 0.50."
+    "family's line. The points of the line, and their order, were chosen on dev."
   ),
   "ablations": (
     "Each row is BoPO without one part, or BoSFT. Here a gain is the area of BoPO at "
@@ -54,8 +60,8 @@ NOTES = {
   ),
   "by_difficulty": (
     "The shares of a family's dollars that went to easy, hard and intractable tasks. "
-    "One policy stands for each family: the one nearest in cost to the headline's on "
-    "dev, perhaps with a cap. The task mix has the shares of the tasks. In the paper "
+    "One policy stands for each family: on dev, the one nearest to the middle of the "
+    "boundaries' costs. The task mix has the shares of the tasks. In the paper "
     "BoPO spends 21.8, 52.2 and 26.0 % on easy, hard and intractable tasks, and 25.8 % "
     "of the tasks are intractable."
   ),
@@ -277,6 +283,48 @@ def hard_budget(results: Results) -> pd.DataFrame:
   return side_by_side(results, rows, "K", [name for name in names if name in rows])
 
 
+def main_budgets(results: Results) -> pd.DataFrame:
+  """Write the SR of the main family, First-Large and BoPO under each cap K.
+
+  The difference is the main family's SR minus First-Large's, paired by task.
+  """
+  rows = results.hard_budget
+  scores = rows.pivot(index="K", columns="family", values=results.run.sr)
+  compared = [family for family in _compared(results) if family in scores]
+  first = rows[rows.family == FIRST_LARGE].set_index("K")
+  table = scores[compared].map("{:.1f}".format).rename(columns=results.label)
+  table.insert(1, "Difference", as_texts(results, first, ["gain"]))
+  return table.rename_axis(None, axis=1).reset_index().fillna(DASH)
+
+
+def _compared(results: Results) -> list[str]:
+  """Return the families that the page's claims compare, the main family first."""
+  return [*dict.fromkeys([results.run.main, FIRST_LARGE, BOPO])]
+
+
+def claim(results: Results, metric: str) -> str:
+  """Write a sentence with the area of the main family, and those of its rivals.
+
+  The sentence says "not shown" if the main family's interval reaches down to 0.5, the
+  area of a random mix of the boundaries.
+  """
+  rows = results.frontiers[results.frontiers.metric == metric].set_index("family")
+  areas = as_texts(results, rows[rows.area.notna()], ["area"]).Area
+  main = results.run.main
+  name = f"The {results.label(main)}"
+  if main not in areas:
+    return f"{name} was not evaluated, or LARGE has no higher {METRIC_NAMES[metric]}."
+  verb = "beats" if rows.area_low[main] > 0.5 else "is not shown to beat"
+  rivals = ""
+  for family in _compared(results)[1:]:
+    if family in areas:
+      rivals += f", {results.label(family)} {areas[family]}"
+  return (
+    f"{name} {verb} a random mix of both models in {METRIC_NAMES[metric]}: "
+    f"area {areas[main]}{rivals}."
+  )
+
+
 def ledger(results: Results) -> dict[str, float]:
   """Return the run's dollars by what they were for, with titles for readers.
 
@@ -304,8 +352,8 @@ def to_latex(table: pd.DataFrame) -> str:
 def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
-  There is a line per policy, a line per family's area, and a line with the run's
-  dollars.
+  There is a line per policy, a table of the caps K, a line with the run's dollars, and
+  the page's claim.
   """
   sr = results.run.sr
   lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
@@ -316,11 +364,10 @@ def terminal_table(results: Results) -> str:
       f"{p[sr]:>5.1f}{p.success_percent:>9.1f}{p.cost_usd:>10.{results.cost_digits}f}"
       f"{p.large_calls:>7.1f}{use:>6}  {clean(p.label)}"
     )
-  rows = results.frontiers
-  for row in rows[(rows.metric == sr) & rows.area.notna()].itertuples():
-    lines.append(f"area of {results.label(row.family)}: {row.area:.3f}")
+  if len(results.hard_budget):
+    lines.append(main_budgets(results).to_string(index=False))
   words = ", ".join(f"{title} ${usd:.4f}" for title, usd in ledger(results).items())
   line = f"spent by this run: {words}"
   if presumed_usd := results.ledger["presumed_usd"]:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
-  return "\n".join([*lines, f"{line}; {results.run.models}"])
+  return "\n".join([*lines, f"{line}; {results.run.models}", claim(results, sr)])
