@@ -43,12 +43,27 @@ NOTES = {
     "Area 0.50 is a coin flip between the two models for each task. Area 1.00 is "
     "LARGE's score at SMALL's price. Brackets are 95 % intervals."
   ),
-  "own_agent": "Let the router serve your own agent (docs/serving.md):",
-  "own_models": "Run the experiment with real models (docs/models_and_money.md):",
+  "main_budgets": (
+    "Score × 100 with at most K LARGE calls per task. The difference is paired by task."
+  ),
+  "frontier": (
+    "Dollars per task, without the router's own compute. A line joins a family's "
+    "points. The dashed line is a random mix of both models."
+  ),
+  "synthetic": "The tasks are synthetic, not the benchmark's own.",
+  "gain": "A gain is the main family's figure minus the row's, paired by task.",
+  "hard_budget": (
+    "SR is the environment's score × 100, Use% the mean number of LARGE calls divided "
+    "by K. A row is the family's best policy on dev."
+  ),
+  "paper": (
+    "SR, and in brackets Use%. The paper's models, router and tasks are others."
+  ),
   "scripted": (
     "Scripted models are programs with stated error rates in the real environment. "
-    "Costs are the list prices of the texts that they exchange. No model was called, "
-    "and a rule stands in for the judge of a zero-shot router."
+    "Costs are the list prices of the texts that they exchange. No model was called. "
+    "The privileged rule reads the error rates, which no router can. A rule stands in "
+    "for the judge of a zero-shot router."
   ),
   "areas": (
     "An area is the share of the rectangle between the boundaries that lies under a "
@@ -80,6 +95,7 @@ NOTES = {
     "The mean score that the budget-conditioned router expects before the first step, "
     "with an interval over tasks, and the measured mean score."
   ),
+  "ledger": "The prices per million tokens, and all figures, are in results.json.",
   "policies": (
     "Dollars, calls and steps are per task. Use% is the share of the cap that was "
     "used. λ is the cost weight in a router's training. The cost weight is the "
@@ -91,6 +107,12 @@ NOTES = {
     "Patience is the number of steps for which LARGE acts after an error or a "
     "repeated observation."
   ),
+}
+
+
+NEXT_STEPS = {
+  "Serve your own agent (docs/serving.md):": "--stage=serve",
+  "Use real models (docs/models_and_money.md):": "--config.models.kind=chat",
 }
 
 
@@ -116,8 +138,6 @@ def columns(form: str, **titles: str) -> dict[str, Column]:
 COLUMNS = columns(
   "z.0%",
   use_share="Use%",
-  cost_gap_share="Cost gap, %",
-  success_gap_share="Success gap, %",
   easy_share="Easy, %",
   hard_share="Hard, %",
   intractable_share="Intractable, %",
@@ -292,9 +312,11 @@ def main_budgets(results: Results) -> pd.DataFrame:
   scores = rows.pivot(index="K", columns="family", values=results.run.sr)
   compared = [family for family in _compared(results) if family in scores]
   first = rows[rows.family == FIRST_LARGE].set_index("K")
-  table = scores[compared].map("{:.1f}".format).rename(columns=results.label)
-  table.insert(1, "Difference", as_texts(results, first, ["gain"]))
-  return table.rename_axis(None, axis=1).reset_index().fillna(DASH)
+  table = scores[compared].map(functools.partial(_write, results, "z.1f"))
+  place = min(1, len(compared))
+  table.insert(place, "Over First-Large", as_texts(results, first, ["gain"]))
+  table = table.rename(columns=results.label).rename_axis(None, axis=1)
+  return table.reset_index().fillna(DASH)
 
 
 def _compared(results: Results) -> list[str]:
@@ -309,11 +331,11 @@ def claim(results: Results, metric: str) -> str:
   area of a random mix of the boundaries.
   """
   rows = results.frontiers[results.frontiers.metric == metric].set_index("family")
-  areas = as_texts(results, rows[rows.area.notna()], ["area"]).Area
   main = results.run.main
   name = f"The {results.label(main)}"
-  if main not in areas:
+  if pd.isna(rows.area.get(main)):
     return f"{name} was not evaluated, or LARGE has no higher {METRIC_NAMES[metric]}."
+  areas = as_texts(results, rows, ["area"]).Area
   verb = "beats" if rows.area_low[main] > 0.5 else "is not shown to beat"
   rivals = ""
   for family in _compared(results)[1:]:
