@@ -21,8 +21,8 @@ from report_store import (
 from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
-from baar_jax.report.page import write
 from baar_jax.report.table import Results, load_split
+from baar_jax.report.texts import claim, main_budgets
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED
@@ -47,37 +47,40 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
   return pd.Series(fields)
 
 
-def test_dev_chooses_the_points_on_the_hull_and_the_highest():
-  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above
-  # at most. Only the second is on the hull: the first lies below the line, the third on
-  # LARGE. A cap is no bar.
+def test_dev_chooses_the_points_on_the_hull():
+  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1. Only the
+  # second is on the hull: the first lies below the line, the third on LARGE. A cap is no
+  # bar.
   policies = [*THREE]
   second = policies[3]
   policies[3] = second._replace(spec=second.spec.under(Cap(2)))
   choice = choose_on_dev(fill(policies), specs(policies), config())
   assert choice.vertices["bopo", "success_percent"] == ["bopo(lam=2,K=2)"]
-  assert choice.headline == choice.typical["bopo"] == "bopo(lam=2,K=2)"
+  assert choice.typical["bopo"] == "bopo(lam=2,K=2)"
   chosen = [spec.key for spec in choice.entries]
   assert chosen == [*BOUNDARY_KEYS, "bopo(lam=2,K=2)"]
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
 
 
-def test_a_family_has_one_row_under_each_budget(tmp_path):
+def test_a_family_has_one_row_under_each_budget():
   """The third one has the highest success, and the first one the highest score. The
-  second one has the highest sum: 25 + 77.5, more than 0 + 90 and 50 + 50.
+  second one has the highest sum: 25 + 77.5, more than 0 + 90 and 50 + 50. A fourth one
+  is its equal, for less.
   """
   first = PolicySpec("bopo", lam=4, cap=Cap(2))
-  second, third = (dataclasses.replace(first, lam=lam) for lam in (5, 6))
+  second, third, fourth = (dataclasses.replace(first, lam=lam) for lam in (5, 6, 7))
   capped = [
     Played(first, "SSLL", (0.9,) * 4),
     Played(second, "SSLL", (1.0, 0.9, 0.9, 0.3)),
     Played(third, "SSLL", (1.0, 1.0, 0.0, 0.0)),
+    Played(fourth, "SSSL", (1.0, 0.9, 0.9, 0.3)),
   ]
-  results = figures([*BOUNDARIES, *capped])
-  assert results.hard_budget.policy.tolist() == [*BOUNDARY_KEYS, second.key]
-  assert "The policy is: BoPO, λ 6, at most 2 LARGE calls." in write(
-    results, tmp_path
-  ).read_text(encoding="utf-8")
+  results = figures([*BOUNDARIES, *capped, FEW[4]])
+  keys = [*BOUNDARY_KEYS, fourth.key, "first-large(K=2)"]
+  assert results.hard_budget.policy.tolist() == keys
+  # 310 / 4, and 220 / 4 of First-Large.
+  row = " ".join(main_budgets(results).iloc[0].astype(str))
+  assert row.startswith("2 77.5 +22.5 [") and row.endswith("] 55.0")
 
 
 def test_the_choice_does_not_depend_on_test():
@@ -89,7 +92,7 @@ def test_the_choice_does_not_depend_on_test():
   bopo = row(results.frontiers, metric="success_percent")
   # (1/2, -1/2), 25 being 0: -1/8 to the left, (-1/2 + 1) / 4 to the right
   assert bopo.policies == ["bopo(lam=2)"] and bopo.area == pytest.approx(-1 / 8 + 1 / 8)
-  assert results.headline == "bopo(lam=2)"
+  assert "is not shown to beat" in claim(results, "success_percent")
   assert [*results.policies.index] == [*BOUNDARY_KEYS, "bopo(lam=2)"]
 
 
@@ -99,8 +102,6 @@ FIGURES = {
   (BOPO.key, "cost_usd"): 6.0,  # (4 + 8 + 8 + 4) / 4
   (BOPO.key, "deciding_usd"): 2.0,  # 4 decisions of 0.5, apart from the cost
   (BOPO.key, "success_percent"): 75.0,
-  (BOPO.key, "cost_gap_share"): 0.125,  # (6 - 4) / (20 - 4)
-  (BOPO.key, "success_gap_share"): 1.0,  # (75 - 25) / (75 - 25)
   (BOPO.key, "use_share"): math.nan,
   (CAPPED, "use_share"): 2.0,  # two LARGE calls where one is allowed
   (CAPPED, "overspends"): 8,
@@ -116,9 +117,8 @@ FIGURES = {
 def test_the_figures_of_policies_are_those_worked_out_by_hand(every):
   table, bopo = every.policies, every.policies.loc[BOPO.key]
   figures = {key: float(table.loc[key]) for key in FIGURES}
-  assert figures == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
+  assert figures == pytest.approx(FIGURES, nan_ok=True)
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
-  assert bopo.cost_gap_share_low <= 0.125 <= bopo.cost_gap_share_high
 
 
 def test_caps_in_dollars_are_not_on_the_frontier():

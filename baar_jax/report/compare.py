@@ -66,9 +66,8 @@ class Choice(NamedTuple):
       and cap.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
-    headline: the key of the main family's policy that is highest above the line between
-      the boundary policies; None if there is none.
-    typical: by family, the key of the policy nearest in cost to the headline's.
+    typical: by family that also plays without a cap, the key of the policy on its hull
+      in SR nearest to the middle of the boundaries' costs. Ablations are left out.
   """
 
   dev: pd.DataFrame
@@ -76,7 +75,6 @@ class Choice(NamedTuple):
   main: str
   best: list[str]
   vertices: dict[tuple[str, str], list[str]]
-  headline: str | None
   typical: dict[str, str]
 
 
@@ -97,9 +95,8 @@ def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
 def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """Compute every policy's means per task with intervals, and its overspends.
 
-  `cost_gap_share` and `success_gap_share` say where a policy is between always-SMALL
-  (0) and always-LARGE (1). `use_share` is the share of a cap that was used.
-  `overspends` counts the episodes whose dollars exceed their cap.
+  `use_share` is the share of a cap that was used. `overspends` counts the episodes
+  whose dollars exceed their cap.
 
   Returns:
     A row per policy, by its key.
@@ -107,13 +104,7 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   table = data.entries.drop(columns="trained")
   table["episodes"] = data.episodes.policy.value_counts()
   table = table.join(data.mean(["deciding_usd", "steps", "large_calls", "spent_usd"]))
-  means = dict(data.resampled)
-  gaps = {"cost_gap_share": "cost_usd", "success_gap_share": "success_percent"}
-  for share, column in gaps.items():
-    low_B, high_B = means[column].loc[[*BOUNDARY_KEYS]].to_numpy()
-    gap_B = high_B - low_B
-    means[share] = (means[column] - low_B) / np.where(gap_B > 0, gap_B, np.nan)
-  for column, mean_PxB in means.items():
+  for column, mean_PxB in data.resampled.items():
     table = table.join(intervals(column, mean_PxB))
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
   cap = table.call_budget.fillna(table.usd_budget)

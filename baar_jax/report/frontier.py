@@ -100,7 +100,8 @@ def vertices(
 ) -> np.ndarray:
   """Find the policies on the upper concave hull of the policies and the boundaries.
 
-  The algorithm is Andrew's monotone chain. If points are equal, the first one is taken.
+  The algorithm is Andrew's monotone chain. Of equal points the cheapest one is taken,
+  and of equally cheap ones the first.
 
   Args:
     cost_P: the policies' costs.
@@ -124,7 +125,7 @@ def vertices(
     )
   points_Px2 = np.stack([np.clip(costs_P, *limits), scores_P], axis=1)
   hull = []
-  for p in np.lexsort((-scores_P, points_Px2[:, 0])):
+  for p in np.lexsort((costs_P, -scores_P, points_Px2[:, 0])):
     if hull and points_Px2[p, 0] == points_Px2[hull[-1], 0]:
       continue  # The hull has a point that costs as much and is not lower.
     while len(hull) >= 2:

@@ -78,14 +78,6 @@ def compute_results(
   data = load_split(store, choice.entries, config, "test")
   labels = {spec.key: texts.label_policy(spec, styles) for spec in choice.entries}
   table = compare.tabulate_policies(data).assign(label=pd.Series(labels))
-  headline = choice.headline
-  if (
-    headline
-    and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any()
-  ):
-    # On test the boundary policies do not differ as on dev, so shares of their gap
-    # cannot be computed.
-    headline = None
   rivals = [
     f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)
   ]
@@ -98,7 +90,7 @@ def compute_results(
     # The judge's calls are recorded under the index after the last model's.
     spent = read_spent(directory, models + 1)
   hard_budget = compare.hard_budgets(data, table, choice)
-  policy = headline or BOUNDARY_KEYS[0]
+  policy = choice.typical.get(choice.main, BOUNDARY_KEYS[0])
   test_keys = [key for key in sorted(store.keys(policy)) if key[0] in data.tasks]
   run = _list_facts(config, data, choice.main, train_tasks)
   return Results(
@@ -106,7 +98,6 @@ def compute_results(
     run=run,
     dev=choice.dev,
     policies=table,
-    headline=headline,
     frontiers=compare.areas(data, choice, [*dict.fromkeys([choice.main, *rivals])]),
     ablations=compare.areas(data, choice, ablations),
     hard_budget=hard_budget,

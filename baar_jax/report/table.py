@@ -36,7 +36,7 @@ class Facts:
     left_out_episodes: texts with the test tasks and seeds that are left out of the
       results, because a policy has no episode of them.
     sr: the metric of METRICS that is the environment's SR.
-    main: the family of the headline, with which all others are compared.
+    main: the family of the page's claims, with which all others are compared.
     train_tasks: the number of training tasks with a profile.
   """
 
@@ -103,7 +103,6 @@ class Results:
     run: facts that the configuration does not state.
     dev: a row per policy, chosen or not, with its mean dollars and METRICS on dev.
     policies: a row per chosen policy, by its key, with its label and figures.
-    headline: the key of the policy in the page's headline; None if there is none.
     frontiers: a row per family and metric, with its area, and the main family's area
       minus this area.
     ablations: rows as in `frontiers`, for ablations. The gain is the area of BoPO with
@@ -116,7 +115,7 @@ class Results:
     training: a row per update of each training.
     ledger: US dollars of the run, by what they were for.
     exact: the sandbox's exact frontier; None without one.
-    episodes: some test episodes of the headline's policy.
+    episodes: some test episodes of the main family's typical policy (see `Choice`).
     paper: the paper's figures beside this run's.
     styles: the look of each family.
   """
@@ -125,7 +124,6 @@ class Results:
   run: Facts
   dev: pd.DataFrame
   policies: pd.DataFrame
-  headline: str | None
   frontiers: pd.DataFrame
   ablations: pd.DataFrame
   hard_budget: pd.DataFrame

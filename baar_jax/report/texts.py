@@ -9,6 +9,7 @@ import pandas as pd
 
 from baar_jax.report.table import METRICS, Results, Style
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.train.jobs import BOPO, FIRST_LARGE
 
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {
@@ -38,15 +39,35 @@ PARAMETERS = {
 }
 # Explanations on the page, by the part of the page.
 NOTES = {
+  "area": (
+    "Area 0.50 is a coin flip between the two models for each task. Area 1.00 is "
+    "LARGE's score at SMALL's price. Brackets are 95 % intervals."
+  ),
+  "main_budgets": (
+    "Score × 100 with at most K LARGE calls per task. The difference is paired by task."
+  ),
+  "frontier": (
+    "Dollars per task, without the router's own compute. A line joins a family's "
+    "points. The dashed line is a random mix of both models."
+  ),
+  "synthetic": "The tasks are synthetic, not the benchmark's own.",
+  "gain": "A gain is the main family's figure minus the row's, paired by task.",
+  "hard_budget": (
+    "SR is the environment's score × 100, Use% the mean number of LARGE calls divided "
+    "by K. A row is the family's best policy on dev."
+  ),
+  "paper": (
+    "SR, and in brackets Use%. The paper's models, router and tasks are others."
+  ),
   "scripted": (
     "Scripted models are programs with stated error rates in the real environment. "
-    "Costs are the list prices of the texts that they exchange. No model was called, "
-    "and a rule stands in for the judge of a zero-shot router."
+    "Costs are the list prices of the texts that they exchange. No model was called. "
+    "The privileged rule reads the error rates, which no router can. A rule stands in "
+    "for the judge of a zero-shot router."
   ),
   "areas": (
     "An area is the share of the rectangle between the boundaries that lies under a "
-    "family's line. The points of the line, and their order, were chosen on dev. A "
-    "random mix of the boundaries has 0.50."
+    "family's line. The points of the line, and their order, were chosen on dev."
   ),
   "ablations": (
     "Each row is BoPO without one part, or BoSFT. Here a gain is the area of BoPO at "
@@ -54,8 +75,8 @@ NOTES = {
   ),
   "by_difficulty": (
     "The shares of a family's dollars that went to easy, hard and intractable tasks. "
-    "One policy stands for each family: the one nearest in cost to the headline's on "
-    "dev, perhaps with a cap. The task mix has the shares of the tasks. In the paper "
+    "One policy stands for each family: on dev, the one nearest to the middle of the "
+    "boundaries' costs. The task mix has the shares of the tasks. In the paper "
     "BoPO spends 21.8, 52.2 and 26.0 % on easy, hard and intractable tasks, and 25.8 % "
     "of the tasks are intractable."
   ),
@@ -74,6 +95,7 @@ NOTES = {
     "The mean score that the budget-conditioned router expects before the first step, "
     "with an interval over tasks, and the measured mean score."
   ),
+  "ledger": "The prices per million tokens, and all figures, are in results.json.",
   "policies": (
     "Dollars, calls and steps are per task. Use% is the share of the cap that was "
     "used. λ is the cost weight in a router's training. The cost weight is the "
@@ -85,6 +107,12 @@ NOTES = {
     "Patience is the number of steps for which LARGE acts after an error or a "
     "repeated observation."
   ),
+}
+
+
+NEXT_STEPS = {
+  "Serve your own agent (docs/serving.md):": "--stage=serve",
+  "Use real models (docs/models_and_money.md):": "--config.models.kind=chat",
 }
 
 
@@ -110,8 +138,6 @@ def columns(form: str, **titles: str) -> dict[str, Column]:
 COLUMNS = columns(
   "z.0%",
   use_share="Use%",
-  cost_gap_share="Cost gap, %",
-  success_gap_share="Success gap, %",
   easy_share="Easy, %",
   hard_share="Hard, %",
   intractable_share="Intractable, %",
@@ -277,6 +303,50 @@ def hard_budget(results: Results) -> pd.DataFrame:
   return side_by_side(results, rows, "K", [name for name in names if name in rows])
 
 
+def main_budgets(results: Results) -> pd.DataFrame:
+  """Write the SR of the main family, First-Large and BoPO under each cap K.
+
+  The difference is the main family's SR minus First-Large's, paired by task.
+  """
+  rows = results.hard_budget
+  scores = rows.pivot(index="K", columns="family", values=results.run.sr)
+  compared = [family for family in _compared(results) if family in scores]
+  first = rows[rows.family == FIRST_LARGE].set_index("K")
+  table = scores[compared].map(functools.partial(_write, results, "z.1f"))
+  place = min(1, len(compared))
+  table.insert(place, "Over First-Large", as_texts(results, first, ["gain"]))
+  table = table.rename(columns=results.label).rename_axis(None, axis=1)
+  return table.reset_index().fillna(DASH)
+
+
+def _compared(results: Results) -> list[str]:
+  """Return the families that the page's claims compare, the main family first."""
+  return [*dict.fromkeys([results.run.main, FIRST_LARGE, BOPO])]
+
+
+def claim(results: Results, metric: str) -> str:
+  """Write a sentence with the area of the main family, and those of its rivals.
+
+  The sentence says "not shown" if the main family's interval reaches down to 0.5, the
+  area of a random mix of the boundaries.
+  """
+  rows = results.frontiers[results.frontiers.metric == metric].set_index("family")
+  main = results.run.main
+  name = f"The {results.label(main)}"
+  if pd.isna(rows.area.get(main)):
+    return f"{name} was not evaluated, or LARGE has no higher {METRIC_NAMES[metric]}."
+  areas = as_texts(results, rows, ["area"]).Area
+  verb = "beats" if rows.area_low[main] > 0.5 else "is not shown to beat"
+  rivals = ""
+  for family in _compared(results)[1:]:
+    if family in areas:
+      rivals += f", {results.label(family)} {areas[family]}"
+  return (
+    f"{name} {verb} a random mix of both models in {METRIC_NAMES[metric]}: "
+    f"area {areas[main]}{rivals}."
+  )
+
+
 def ledger(results: Results) -> dict[str, float]:
   """Return the run's dollars by what they were for, with titles for readers.
 
@@ -304,8 +374,8 @@ def to_latex(table: pd.DataFrame) -> str:
 def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
-  There is a line per policy, a line per family's area, and a line with the run's
-  dollars.
+  There is a line per policy, a table of the caps K, a line with the run's dollars, and
+  the page's claim.
   """
   sr = results.run.sr
   lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
@@ -316,11 +386,10 @@ def terminal_table(results: Results) -> str:
       f"{p[sr]:>5.1f}{p.success_percent:>9.1f}{p.cost_usd:>10.{results.cost_digits}f}"
       f"{p.large_calls:>7.1f}{use:>6}  {clean(p.label)}"
     )
-  rows = results.frontiers
-  for row in rows[(rows.metric == sr) & rows.area.notna()].itertuples():
-    lines.append(f"area of {results.label(row.family)}: {row.area:.3f}")
+  if len(results.hard_budget):
+    lines.append(main_budgets(results).to_string(index=False))
   words = ", ".join(f"{title} ${usd:.4f}" for title, usd in ledger(results).items())
   line = f"spent by this run: {words}"
   if presumed_usd := results.ledger["presumed_usd"]:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
-  return "\n".join([*lines, f"{line}; {results.run.models}"])
+  return "\n".join([*lines, f"{line}; {results.run.models}", claim(results, sr)])

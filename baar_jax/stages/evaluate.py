@@ -158,10 +158,11 @@ def choose_on_dev(
 
   - the boundary policies,
   - each family's policies on its upper hull, by each of METRICS,
-  - each family's policy with the highest sum of SR and success under each cap (the
-    first of equal ones; our choice),
-  - the headline's policy, and a typical policy of each family (see `Choice`).
+  - each family's policy with the highest sum of SR and success under each cap (our
+    choice),
+  - a typical policy of each family (see `Choice`).
 
+  Of equal policies the cheapest is chosen, and of equally cheap ones the first.
   Episodes on test play no part, so that the results on test are unbiased.
 
   Args:
@@ -180,20 +181,20 @@ def choose_on_dev(
   for family, metric in itertools.product(points, METRICS):
     vertices[family, metric] = _on_hull(mean, points[family], metric)
   main = CONDITIONED if CONDITIONED in points else BOPO
-  headline = _find_highest(mean, points.get(main, []))
+  middle_usd = mean.cost_usd[[*BOUNDARY_KEYS]].mean()
   is_capped = data.entries[[*BUDGETS]].notna().any(axis=1)
   typical = {}
   for family in data.entries.family[~is_capped].unique():
     if family not in ABLATIONS:
       names = vertices[family, data.sr] or points[family]
-      # If there is no headline, the family's first policy is typical.
-      distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
-      typical[family] = distances.idxmin()
-  capped = data.entries[is_capped].assign(merit=mean[[*METRICS]].sum(axis=1).round(9))
+      typical[family] = (mean.cost_usd[names] - middle_usd).abs().idxmin()
+  mean["merit"] = mean[[*METRICS]].sum(axis=1).round(9)
+  # Of equal policies `idxmax` returns the first, which is the cheapest in this order.
+  capped = data.entries[is_capped].join(mean).sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  chosen = {headline, *typical.values(), *best}.union(*vertices.values())
+  chosen = {*typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
-  return Choice(mean, listed, main, [*best], vertices, headline, typical)
+  return Choice(mean, listed, main, [*best], vertices, typical)
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
@@ -235,28 +236,6 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
   return [
     *points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]
   ]
-
-
-def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
-  """Find the policy that is highest above the line between the boundary policies.
-
-  The height of a policy is its share of the boundaries' gap in success minus its share
-  of their gap in cost.
-
-  Args:
-    mean: the means on dev, a row per policy.
-    names: keys of the policies.
-
-  Returns:
-    The policy's key. None if there are no policies, or always-LARGE does not cost more
-      and succeed more than always-SMALL.
-  """
-  columns = ["success_percent", "cost_usd"]
-  small, large = mean.loc[[*BOUNDARY_KEYS], columns].to_numpy()
-  if not len(names) or (small >= large).any():
-    return None
-  shares = (mean.loc[names, columns] - small) / (large - small)
-  return shares.success_percent.sub(shares.cost_usd).idxmax()
 
 
 def forecast(run: Run) -> None:
