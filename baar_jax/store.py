@@ -44,8 +44,9 @@ EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Version 0
 # has older policy keys, and version 2 names cap-blind policies otherwise; RENAMED
-# converts both. Versions 0 and 1 have a session's cost weight in the field `price`.
-VERSION = 3
+# converts both. Versions 0 and 1 have a session's cost weight in the field `price`. Up
+# to version 3, exploration has the seeds of references.
+VERSION = 4
 # Replacements in the policy keys of version 0, in the order in which they are applied.
 RENAMED = {
   "price=": "cost_weight=",
@@ -193,6 +194,11 @@ class Store:
     has_sessions = "SELECT 1 FROM sqlite_master WHERE name = 'sessions'"
     with self._db:
       self._db.execute(f"UPDATE episodes SET policy = {policy}, equals = {equals}")
+      self._db.execute(
+        "UPDATE episodes SET seed = seed + 3000, "
+        "episode = json_set(episode, '$.seed', seed + 3000) "
+        "WHERE policy LIKE 'exploration%'"
+      )
       if self._db.execute(has_sessions).fetchone():
         stored = policy.replace("policy", "json_extract(state, '$.policy')", 1)
         self._db.execute(
@@ -223,7 +229,8 @@ class Store:
   def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
     """Return the task with this name; a new name becomes a new task.
 
-    SPLIT_OF assigns the split of a new task. The task keeps this split.
+    SPLIT_OF assigns the split of a new task, unless a task with the same text has one
+    already. The task keeps this split.
 
     Args:
       task_id: the name by which clients call the task.
@@ -233,6 +240,9 @@ class Store:
     named = {task.id: task for split in SPLITS for task in self.tasks(split)}
     if task_id not in named:
       split = SPLIT_OF[len(named) % len(SPLIT_OF)]
+      for task in named.values():
+        if description and task.description == description:
+          split = task.split
       named[task_id] = Task(task_id, split, description, max_steps)
       self.put_tasks(split, [*self.tasks(split), named[task_id]])
     return named[task_id]
