@@ -39,8 +39,9 @@ TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Version 2 names cap-blind
-# policies otherwise, see RENAMED. Older files are refused.
-VERSION = 3
+# policies otherwise, see RENAMED. Up to version 3, exploration has the seeds of
+# references. Files older than OLDEST are refused.
+VERSION = 4
 OLDEST = 2
 RENAMED = ("optimism=0", "blind=1")
 
@@ -163,7 +164,7 @@ class Store:
       )
 
   def _convert(self) -> None:
-    """Convert a file of the format OLDEST, or a new file, to the format VERSION.
+    """Convert a file of an older format, or a new file, to the format VERSION.
 
     The policies in it get the keys that this version of the program uses.
     """
@@ -179,6 +180,11 @@ class Store:
         self._db.execute(
           f"UPDATE {table} SET {column} = replace({column}, ?, ?)", RENAMED
         )
+      self._db.execute(
+        "UPDATE episodes SET seed = seed + 3000, "
+        "episode = json_set(episode, '$.seed', seed + 3000) "
+        "WHERE policy LIKE 'exploration%'"
+      )
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
@@ -198,7 +204,8 @@ class Store:
   def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
     """Return the task with this name; a new name becomes a new task.
 
-    SPLIT_OF assigns the split of a new task. The task keeps this split.
+    SPLIT_OF assigns the split of a new task, unless a task with the same text has one
+    already. The task keeps this split.
 
     Args:
       task_id: the name by which clients call the task.
@@ -208,6 +215,9 @@ class Store:
     named = {task.id: task for split in SPLITS for task in self.tasks(split)}
     if task_id not in named:
       split = SPLIT_OF[len(named) % len(SPLIT_OF)]
+      for task in named.values():
+        if description and task.description == description:
+          split = task.split
       named[task_id] = Task(task_id, split, description, max_steps)
       self.put_tasks(split, [*self.tasks(split), named[task_id]])
     return named[task_id]

@@ -250,27 +250,28 @@ def test_a_training_stops_if_a_metric_is_not_finite(
   "limit, pools, counts",
   [
     # It takes as many gradient steps as BoPO: 4 x 2.
-    (3, ("1122", "3344", "5566", "7788"), (32, 8)),
+    (3, ("1122", "2233", "4444", "5566"), (24, 8)),
     # It has at most `limit` times as many updates as BoPO.
-    (1, ("1122", "3344"), (16, 4)),
+    (1, ("1122", "2233", "4444"), (16, 6)),
   ],
 )
-def test_a_step_waits_for_enough_kept_groups(
+def test_a_step_takes_the_first_full_batch_of_kept_groups(
   copied, unbroken, monkeypatch, limit, pools, counts
 ):
-  """One of two groups per update is kept, so a gradient step needs two updates."""
+  """A batch has two groups of two episodes; odd updates keep one, even ones two."""
 
-  def one_group(groups, *_):
-    return [*map(RatedEpisode, groups[0], [1.0, -1.0])], {"success": 0.5}
+  def keep(groups, *_):
+    kept = groups[: 2 - int(groups[0][0].policy[-1]) % 2]
+    episodes = [episode for group in kept for episode in group]
+    rated = [RatedEpisode(episode, 1.0) for episode in episodes]
+    return rated, {"success": 0.5}
 
   update_policy = Mock(wraps=rollouts.update_policy)
   monkeypatch.setattr(rollouts, "update_policy", update_policy)
   monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = bopo_method(run.config.bopo)
-  method = dataclasses.replace(
-    method, compute_advantages=one_group, dynamic_sampling=True
-  )
+  method = dataclasses.replace(method, compute_advantages=keep, dynamic_sampling=True)
   fit = rollouts.fit_rollouts
   monkeypatch.setattr(
     rollouts, "fit_rollouts", lambda run, name, _, lam: fit(run, name, method, lam)

@@ -29,9 +29,10 @@ def run(tmp_path):
   run.close()
 
 
-def add(run, task_id, policy, text="do it"):
+def add(run, task_id, policy, text="do {}"):
   mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
-  sessions = [ScoredSession(mark, tiny.episode(task_id, policy), text)]
+  episode = tiny.episode(task_id, policy)
+  sessions = [ScoredSession(mark, episode, text.format(task_id))]
   add_sessions(run.store, run.config, sessions)
   assert add_sessions(run.store, run.config, sessions) == 0
 
@@ -39,11 +40,14 @@ def add(run, task_id, policy, text="do it"):
 def test_a_task_stays_in_the_split_of_its_first_session(run):
   for name in "abcdeffedcba":
     add(run, name, "always-small")
+  # Without its text, task g would be a dev task, and h a train task.
+  add(run, "g", "always-small", "do d")
+  add(run, "h", "always-small", "do b")
   tasks = [
     [task.id for task in run.store.tasks(split)] for split in ("train", "dev", "test")
   ]
-  assert tasks == [["a", "c", "e", "f"], ["b"], ["d"]]
-  assert run.store.tasks("dev")[0].description == "do it"
+  assert tasks == [["a", "c", "e", "f"], ["b", "h"], ["d", "g"]]
+  assert run.store.tasks("dev")[1].description == "do b"
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,15 @@ class Exact:
       max_steps: the most steps of an episode.
       rules: the rules of the sandbox.
       errors: the models' error rates; None means the sandbox's usual ones.
+
+    Raises:
+      ValueError: a lock before the sign may be broken.
     """
+    if rules.broken_from < rules.sign_at:
+      raise ValueError(
+        f"the exact optimum needs broken_from >= sign_at, but the rules have"
+        f" {rules.broken_from} and {rules.sign_at}: raise broken_from"
+      )
     self._models = len(models.names)
     errors = errors or SandboxErrors(self._models)
     self._rules = rules

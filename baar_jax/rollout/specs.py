@@ -9,15 +9,14 @@ from baar_jax.episode import SMALL, Step, Task
 
 # The seeds of each purpose of episodes start at the number in this table. The
 # configuration limits the number of trials of a purpose, so the ranges of seeds do not
-# overlap; only references and exploration share one. Rollouts have one range for each
-# training seed.
+# overlap. Rollouts have one range for each training seed.
 Purpose = Literal["profile", "reference", "exploration", "dev", "test", "rollout"]
 FIRST_SEED: dict[Purpose, int] = {
   "profile": 0,
   "reference": 1000,
-  "exploration": 1000,
   "dev": 2000,
   "test": 3000,
+  "exploration": 4000,
   "rollout": 10_000,
 }
 PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
@@ -26,8 +25,7 @@ PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 def seed_of(purpose: Purpose, trial: int, training_seed: int = 0) -> int:
   """Compute the seed of a trial, for the environment and the scripted models.
 
-  References and exploration share a range of seeds. Any other two purposes have
-  different seeds.
+  Any two purposes have different seeds.
 
   Args:
     purpose: the purpose of the episode.

@@ -52,7 +52,7 @@ class Method:
       from stored episodes.
     anchored: whether the loss uses the SFT router's logits.
     dynamic_sampling: whether groups may be dropped (DAPO). If so, the gradient steps
-      wait until the kept groups have as many tasks as one update.
+      wait until the kept groups have as many episodes as a rollout batch of BoPO.
   """
 
   loss: Loss

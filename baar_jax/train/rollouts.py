@@ -60,7 +60,8 @@ class Learner:
     In float32 `logp_BxS` stays as it was sampled. In bfloat16 it is computed again (our
     choice). The reason: rollouts use a KV cache, and their log-probabilities differ by
     hundredths from those of a training pass. The probability ratio of a trajectory
-    would add up these errors.
+    would add up these errors. An episode that has waited for its batch counts as one of
+    the current router then.
     """
     if self.trainer.low_precision:
       logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
@@ -108,9 +109,10 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
   An update rolls out episodes, computes their advantages, takes gradient steps and
   logs metrics. Every `SAVE_EVERY_ROLLOUTS` updates it saves a checkpoint.
 
-  A method with dynamic sampling drops groups. Its training ends when it has taken as
-  many gradient steps as BoPO, at the latest after `VANILLA_BATCHES` times BoPO's
-  updates.
+  A method with dynamic sampling drops groups. It takes gradient steps on full rollout
+  batches only: the first kept groups make the batch, and the others wait for the next
+  one. Its training ends when it has taken as many gradient steps as BoPO, at the latest
+  after `VANILLA_BATCHES` times BoPO's updates.
 
   In a served run, a call of this function takes one update. This update learns from the
   sessions that clients have played with the router since the last update.
@@ -146,8 +148,8 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     if served:
       last = done + 1
     enough_steps = learner.count_all_steps(len(tasks))
-    # These episodes wait for a gradient step. While episodes wait, no checkpoint is
-    # saved. So a restarted training reads these episodes from the store again.
+    # These episodes wait for a full batch. While episodes wait, no checkpoint is saved.
+    # So a restarted training reads these episodes from the store again.
     pending: list[RatedEpisode] = []
     for update, update_tasks in islice(draw_updates(config, tasks), done, last):
       spec = rollout_spec(family, lam, update, training.training_seed)
@@ -157,12 +159,13 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
       rated, metrics = method.compute_advantages(groups, profiles, references, lam)
       pending += rated
       progress.episodes += sum(map(len, groups))
-      pending_tasks = {episode.task_id for episode, _ in pending}
-      enough = not method.dynamic_sampling or len(pending_tasks) >= len(update_tasks)
-      if pending and (enough or update == last):
-        metrics |= update_policy(learner, pending, config.seed + update)
-        progress.gradient_steps += learner.count_steps(len(pending))
-        pending = []
+      size = len(pending)
+      if method.dynamic_sampling:
+        size = len(update_tasks) * config.bopo.group_size
+      if len(pending) >= size:
+        metrics |= update_policy(learner, pending[:size], config.seed + update)
+        progress.gradient_steps += learner.count_steps(size)
+        pending = pending[size:]
       check_metrics(name, update, metrics, checkpoints.newest)
       progress.finished = update == last or progress.gradient_steps >= enough_steps
       training.log(stage=name, lam=lam, update=update, **vars(progress), **metrics)
