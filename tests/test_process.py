@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baar_jax.envs import process
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import open_envs
+from baar_jax.envs.process import Recall, open_envs
 from baar_jax.envs.sandbox.adapter import Sandbox
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,44 @@ def test_slots_answer_in_threads_as_the_environment_itself(opened):
   assert (
     len(set(pids)) == 2 and pids == pids[:2] * 4
   )  # neighbours are in different processes
+
+
+def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
+  memory, tape, deadly = {}, [], ["d"]
+
+  def open_recall():
+    moves = []
+
+    def answer(method, argument):
+      """Answer with the task and the actions of the child's episode."""
+      tape.append(argument)
+      if argument in deadly:
+        raise EnvDied(deadly.pop())
+      if method == "reset":
+        moves.clear()
+      moves.append(argument)
+      return "".join(moves)
+
+    return Recall(answer, memory)
+
+  def play(recall, actions):
+    """Play a task "t"; return the last answer, and what has reached a child."""
+    tape.clear()
+    last = recall("reset", "t")
+    for action in actions:
+      last = recall("step", action)
+    return last, "".join(tape)
+
+  first, second = open_recall(), open_recall()
+  assert play(first, "xz") == ("txz", "txz")
+  assert play(second, "xz") == ("txz", "")
+  assert play(second, "xy") == ("txy", "txy")
+  assert play(first, "xzx") == ("txzx", "x")  # The first child is still at "xz".
+  with pytest.raises(EnvDied):
+    play(second, "xyd")
+  assert play(second, "xyd") == ("txyd", "txyd")
+  monkeypatch.setattr(process, "MAX_ANSWERS", 0)
+  assert play(second, "") == ("t", "t")
 
 
 @pytest.mark.parametrize(

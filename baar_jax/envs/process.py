@@ -314,10 +314,7 @@ def _kill_group(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-Answers = dict[tuple, Any]  # Answers to calls, by the moves before a call and the call.
-
-
-def open_answers(memory: dict[str, Answers], task_id: str) -> Answers:
+def open_answers(memory: dict[str, dict], task_id: str) -> dict[tuple, Any]:
   """Return the remembered answers of a task, to which the caller adds new ones.
 
   If there are too many answers, a random task is forgotten. Policies play the same
@@ -326,6 +323,9 @@ def open_answers(memory: dict[str, Answers], task_id: str) -> Answers:
   Args:
     memory: the answers in each task. Several threads may use it.
     task_id: the id of the task.
+
+  Returns:
+    The answers by the moves before a call and the call itself.
   """
   # Other threads may change the memory, but not this list.
   tasks = [*memory.items()]
@@ -350,8 +350,8 @@ class Recall:
   """
 
   _ask: Callable[..., Any]
-  _memory: dict[str, Answers]
-  _answers: Answers = dataclasses.field(default_factory=dict)
+  _memory: dict[str, dict]
+  _answers: dict[tuple, Any] = dataclasses.field(default_factory=dict)
   _moves: tuple = ()
   _played: tuple = ()
 
@@ -392,7 +392,7 @@ class ProcessEnv(Env):
     child: Child,
     slot: int,
     greeting: dict[str, Any],
-    memory: dict[str, Answers] | None = None,
+    memory: dict[str, dict] | None = None,
   ) -> None:
     """Connect to a slot of a child.
 

@@ -161,7 +161,7 @@ def run_episodes(
     live_count = min(len(envs), len(waiting))
     failures = 0
     for env in envs[:live_count]:
-      begin(_pop_job(waiting), env)
+      begin(waiting.pop(0), env)
     while live_count:
       ready = []
       for running in _take_all(arrivals):
@@ -177,7 +177,7 @@ def run_episodes(
         live = running.live
         yield running.episode or Failure(live.job, live.steps, running.error)
         if waiting:
-          begin(_pop_job(waiting, live.task.id), running.env)
+          begin(waiting.pop(0), running.env)
         else:
           live_count -= 1
       decisions = policy.choose([running.live for running in ready]) if ready else ()
@@ -231,23 +231,6 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
       "again."
     )
   return failures
-
-
-def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
-  """Remove and return the next trial of an environment.
-
-  Args:
-    waiting: the trials that wait, not empty.
-    last_task: id of the task that the environment has played last. This task's next
-      trial comes first, because the environment has loaded the task.
-
-  Returns:
-    The next trial of this task; without one, the first trial that waits.
-  """
-  for index, job in enumerate(waiting):
-    if job.task.id == last_task:
-      return waiting.pop(index)
-  return waiting.pop(0)
 
 
 def play_episode(
