@@ -30,8 +30,12 @@ def results(tmp_path_factory) -> Results:
   played = [Played(one, "SSSL", scores), Played(one.under(Cap(1)), "SSSL", scores)]
   directory, settings = tmp_path_factory.mktemp("run"), config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
-  forecast = pd.DataFrame({"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": 0.5})
-  forecast.set_axis([f"test-{i}" for i in range(4)]).to_csv(directory / FORECAST)
+  # The scores are 1, 1, 1 and 0 on both splits.
+  dev = {"K = 1": [1.0, 0.9, 0.9, 0.0], "no cap": [0.5, 0.5, 0.5, 0.1]}
+  test = {"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": [0.5] * 4}
+  forecast = pd.concat(map(pd.DataFrame, (dev, test)))
+  forecast.index = [f"{split}-{i}" for split in ("dev", "test") for i in range(4)]
+  forecast.to_csv(directory / FORECAST)
   lines = [
     {"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)
   ]
@@ -147,9 +151,11 @@ def test_the_page_loads_nothing_and_shows_the_results(index, reader):
     "beats a random mix of both models in mean score: area 0.88 [",
     "1 75.0 – – 50.0 2 – – 55.0 – ",
     "BoPO 17 67 17",  # 4, 16 and 4 of its 24 dollars
-    # (1 + .9 + .6 + .1) / 4, and (1 + 1 + 1 + 0) / 4; squares of 0, .1, .4 and .1
-    "K = 1 65 [35, 98] 75 no cap 50 [50, 50] –",
-    "10 0 1 60 100 1 95 100 2 Forecasts by task and cap, in bins, with the measured means. The mean squared difference is 0.045",
+    # The errors on dev are 0, .1, .1, 0, .5, .5, .5 and -.1, so their mean is .2 and
+    # their quantiles are -.03 and .5. The errors on test are 0, .1, .4, -.1, .5, .5, .5
+    # and -.5. The means of the predictions are (1 + .9 + .6 + .1) / 4 and .5.
+    " 65 75 no cap 70 [",
+    "Of the measured scores 75 % are inside the band",
     "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
     "8 episodes exceeded their cap",
   ):

@@ -49,9 +49,8 @@ AREA_COLUMNS = [
 # "Latency Analysis"). The time to read a prompt and the time on the network are left
 # out.
 ROUTER_RATE = 180.0
-# Number of bins into which forecast scores are put. In each bin their mean is compared
-# with the mean of the measured scores.
-BINS = 10
+# The quantiles of the errors on dev between which a task's score is expected.
+BAND = [0.1, 0.9]
 
 
 class Choice(NamedTuple):
@@ -68,6 +67,8 @@ class Choice(NamedTuple):
       upper hull on dev. Policies with a cap on dollars are left out.
     typical: by family that also plays without a cap, the key of the policy on its hull
       in SR nearest to the middle of the boundaries' costs. Ablations are left out.
+    forecast: keys of the policies whose score the value heads predict: those with cost
+      weight 0 that are not cap-blind.
   """
 
   dev: pd.DataFrame
@@ -76,6 +77,7 @@ class Choice(NamedTuple):
   best: list[str]
   vertices: dict[tuple[str, str], list[str]]
   typical: dict[str, str]
+  forecast: list[str]
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
@@ -252,7 +254,9 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   return seconds
 
 
-def read_forecast(directory: Path, data: Evaluation, choice: Choice) -> Forecast | None:
+def read_forecast(
+  directory: Path, dev: Evaluation, test: Evaluation, choice: Choice
+) -> Forecast | None:
   """Read the scores that the stage forecast has stored in a run's directory.
 
   Returns:
@@ -265,51 +269,60 @@ def read_forecast(directory: Path, data: Evaluation, choice: Choice) -> Forecast
   if not path.exists():
     return None
   try:
-    score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
+    score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float)
+    score_NxK = score_NxK.loc[[*dev.tasks, *test.tasks]]
   except (ValueError, KeyError):
     raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
-  return compare_forecast(data, score_NxK, choice)
+  return compare_forecast(dev, test, score_NxK, choice)
 
 
 def compare_forecast(
-  data: Evaluation, score_NxK: pd.DataFrame, choice: Choice
+  dev: Evaluation, test: Evaluation, score_NxK: pd.DataFrame, choice: Choice
 ) -> Forecast:
-  """Compare the main family's forecast scores with its measured scores.
+  """Correct predicted scores by their errors on dev; compare them with test scores.
 
-  If the family was not evaluated under a cap, that cap has no measured mean. The bins
-  of forecast scores have equal widths. Each task is in a bin once per cap.
+  The correction is the mean error over dev tasks and caps. The quantiles `BAND` of
+  these errors make a band around each prediction (split conformal prediction, Vovk et
+  al. 2005, with the pairs of task and cap as exchangeable). Predictions and measured
+  scores are of the same policies, `choice.forecast`. A cap under which no policy was
+  played has no measured score.
 
   Args:
-    data: the evaluation on test.
-    score_NxK: forecast scores in [0, 1], a column per cap.
+    dev: the evaluation on dev.
+    test: the evaluation on test.
+    score_NxK: predicted scores in [0, 1] of the tasks of both, a column per cap.
     choice: the policies that dev has chosen.
   """
   budgets = score_NxK.columns
-  draws = frontier.draw(len(score_NxK), 1, data.resamples)
+  caps = test.entries.loc[choice.forecast, [*BUDGETS]].to_numpy()
+  errors = []
+  for data in (dev, test):
+    measured_KxN = data.per_task("score_percent").loc[choice.forecast] / 100
+    measured_KxN.index = [budget_name(*cap) for cap in caps]
+    measured_NxK = measured_KxN.T.reindex(columns=budgets)
+    errors.append(measured_NxK - score_NxK.loc[data.tasks])
+  dev_NxK, test_NxK = errors
+  low, high = dev_NxK.stack().quantile(BAND)
+  predicted_NxK = score_NxK.loc[test.tasks]
+  error_1xNx1 = dev_NxK.mean(axis=1).fillna(0.0).to_numpy()[None, :, None]
+  test_draws = frontier.draw(len(test_NxK), 1, test.resamples)
+  dev_draws = frontier.draw(len(dev_NxK), 1, test.resamples, seed=1)
   mean_KxB = frontier.means(
-    score_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), draws
+    predicted_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), test_draws
   )
-  rows = intervals("forecast_share", pd.DataFrame(mean_KxB)).assign(budget=budgets)
-  best = data.entries.loc[choice.best]
-  best = best[best.family == choice.main]
-  measured_NxK = data.per_task("score_percent").loc[best.index].T / 100
-  caps = best[[*BUDGETS]].to_numpy()
-  measured_NxK.columns = [budget_name(*cap) for cap in caps]
-  rows["measured_share"] = rows.budget.map(measured_NxK.mean())
-  shared = budgets.intersection(measured_NxK.columns)
-  pairs = pd.DataFrame({"predicted_share": score_NxK[shared].to_numpy().ravel()})
-  pairs["observed_share"] = measured_NxK[shared].to_numpy().ravel()
-  bins = pairs.groupby((pairs.predicted_share * BINS).clip(upper=BINS - 1).astype(int))
-  bins = bins.mean().assign(count=bins.size()).reset_index(drop=True)
-  brier = ((pairs.predicted_share - pairs.observed_share) ** 2).mean()
-  return Forecast(rows, bins, brier)
+  mean_KxB += frontier.means(error_1xNx1, np.zeros(1), dev_draws)
+  rows = intervals("forecast_share", pd.DataFrame(mean_KxB, budgets))
+  rows["predicted_share"] = predicted_NxK.mean()
+  rows["measured_share"] = (predicted_NxK + test_NxK).mean()
+  coverage = test_NxK.stack().between(low, high).mean()
+  return Forecast(rows.rename_axis("budget").reset_index(), float(coverage))
 
 
 def budget_name(calls: float | None, usd: float | None) -> str:
   """Return the name of a cap: "K = 3", "$0.02" or "no cap"."""
   if pd.notna(calls):
     return f"K = {calls:g}"
-  return "no cap" if usd is None else f"${usd:g}"
+  return f"${usd:g}" if pd.notna(usd) else "no cap"
 
 
 def beside_paper(

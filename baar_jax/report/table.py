@@ -64,16 +64,13 @@ class Forecast:
   """Forecast scores in [0, 1] beside measured ones.
 
   Attributes:
-    rows: a row per cap, with the mean forecast score, its interval and the mean
-      measured score.
-    bins: a row per bin of forecast scores, with the mean forecast and measured scores
-      in it, and the number of (task, cap) pairs.
-    brier: the mean squared difference of forecast and measured scores (Brier 1950).
+    rows: a row per cap, with the mean forecast score, its interval, the mean prediction
+      before the correction, and the mean measured score.
+    coverage: the share of measured scores that are inside the band of their forecast.
   """
 
   rows: pd.DataFrame
-  bins: pd.DataFrame
-  brier: float
+  coverage: float
 
 
 @dataclasses.dataclass(frozen=True)

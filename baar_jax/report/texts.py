@@ -92,10 +92,12 @@ NOTES = {
     "Waited is the measured time in which an episode waited for its router or judge."
   ),
   "forecast": (
-    "The mean score that the budget-conditioned router expects before the first step, "
-    "with an interval over tasks, and the measured mean score."
+    "The mean score that the budget-conditioned router expects before the first step. "
+    "The value heads predict too much, so the mean error on dev is added; the column "
+    "Predicted is without it. Intervals are over test and dev tasks. Measured is the "
+    "mean score of the policies that the heads predict: cost weight 0, not cap-blind. "
+    "The band of a task is between the 10 % and 90 % quantiles of the errors on dev."
   ),
-  "ledger": "The prices per million tokens, and all figures, are in results.json.",
   "policies": (
     "Dollars, calls and steps are per task. Use% is the share of the cap that was "
     "used. λ is the cost weight in a router's training. The cost weight is the "
@@ -146,7 +148,6 @@ COLUMNS = columns(
   forecast_share="Forecast, %",
   measured_share="Measured, %",
   predicted_share="Predicted, %",
-  observed_share="Observed, %",
 )
 COLUMNS |= columns(
   "z.1f",

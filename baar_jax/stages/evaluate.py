@@ -160,7 +160,8 @@ def choose_on_dev(
   - each family's policies on its upper hull, by each of METRICS,
   - each family's policy with the highest sum of SR and success under each cap (our
     choice),
-  - a typical policy of each family (see `Choice`).
+  - a typical policy of each family (see `Choice`),
+  - the policies whose score the value heads forecast (see `Choice`).
 
   Of equal policies the cheapest is chosen, and of equally cheap ones the first.
   Episodes on test play no part, so that the results on test are unbiased.
@@ -192,9 +193,13 @@ def choose_on_dev(
   # Of equal policies `idxmax` returns the first, which is the cheapest in this order.
   capped = data.entries[is_capped].join(mean).sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  chosen = {*typical.values(), *best}.union(*vertices.values())
+  forecast = []
+  for spec in planned:
+    if spec.family == CONDITIONED and not (spec.cost_weight or spec.blind):
+      forecast.append(spec.key)
+  chosen = {*typical.values(), *best, *forecast}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
-  return Choice(mean, listed, main, [*best], vertices, typical)
+  return Choice(mean, listed, main, [*best], vertices, typical, forecast)
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
@@ -242,7 +247,8 @@ def forecast(run: Run) -> None:
   """Forecast the score of each test task under each cap, and print the means.
 
   A forecast is the score that the value heads expect at a task's first decision, with
-  cost weight 0. The scores are stored in the run's directory for the report.
+  cost weight 0, corrected by the errors on dev. The expected scores are stored in the
+  run's directory for the report.
   """
   config = run.config
   if config.value.updates == 0:
@@ -252,14 +258,18 @@ def forecast(run: Run) -> None:
   # score.
   played = list_played(run.store, list_evaluated(run.store, config), config, "dev")
   choice = choose_on_dev(run.store, played, config)
-  names = (*BOUNDARY_KEYS, *choice.best)
-  compared = [spec for spec in choice.entries if spec.key in names]
-  data = load_split(run.store, compared, config, "test")
-  score_NxK = _predict(run, data.tasks)
-  rows = compare_forecast(data, score_NxK, choice).rows.set_index("budget")
-  rows.columns = ["forecast", "low", "high", "measured"]
-  run.print("mean score by cap: forecast, ends of its 95 % interval, and measured")
+  dev = load_split(run.store, choice.entries, config, "dev")
+  test = load_split(run.store, choice.entries, config, "test")
+  score_NxK = _predict(run, [*dev.tasks, *test.tasks])
+  result = compare_forecast(dev, test, score_NxK, choice)
+  rows = result.rows.set_index("budget")
+  rows.columns = ["forecast", "low", "high", "expected", "measured"]
+  run.print(
+    "mean score by cap: forecast, ends of its 95 % interval, value before the "
+    "correction on dev, and measured"
+  )
   run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
+  run.print(f"scores within the 80 % band of a task: {result.coverage:.0%}")
   if run.is_main:
     draft = run.dir / "forecast.tmp"
     score_NxK.to_csv(draft)
@@ -268,6 +278,9 @@ def forecast(run: Run) -> None:
 
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   """Predict the score of each task under each cap, and without a cap.
+
+  A larger cap never has a smaller prediction: of all caps that allow at least as many
+  calls, the smallest prediction counts.
 
   Args:
     run: the run.
@@ -287,7 +300,8 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
     openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
   caps = [Cap(calls=K) for K in config.call_budgets]
   caps += [Cap(usd=usd) for usd in config.usd_budgets]
-  scores = {cap: [] for cap in [*caps, Cap()]}
+  caps.append(Cap())
+  scores = []
   for training in run.trainings():
     heads, vocabulary = load_heads(training)
     scale = heads.scale
@@ -296,13 +310,11 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
     outlooks = training.billing.forecast_calls(
       openings[0].steps, scale.opening_tokens, scale.reply_tokens
     )
-    for cap in scores:
-      calls_left = count_calls_left(cap, outlooks[-1])
-      scores[cap].append(predict_scores(heads, states, calls_left))
-  columns = {}
-  for cap in scores:
-    columns[budget_name(cap.calls, cap.usd)] = np.mean(scores[cap], axis=0)
-  return pd.DataFrame(columns, index=tasks).astype(float)
+    left_K = np.array([count_calls_left(cap, outlooks[-1]) for cap in caps])
+    score_KxN = np.array([predict_scores(heads, states, left) for left in left_K])
+    scores.append([score_KxN[left_K >= left].min(axis=0) for left in left_K])
+  names = [budget_name(cap.calls, cap.usd) for cap in caps]
+  return pd.DataFrame(np.mean(scores, axis=0).T, tasks, names).astype(float)
 
 
 def predict_scores(heads: Heads, states: States, calls_left: float) -> np.ndarray:
