@@ -1,6 +1,5 @@
 """Test the sandbox's exact optimum against brute force and against played episodes."""
 
-import dataclasses
 import itertools
 import math
 
@@ -166,12 +165,6 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
   most_calls = FEW_STEPS if calls is None else calls
   expected = brute_force(FEW, Harsh(models), mu, most_calls, prompt_cache, rule)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_lock_before_the_sign_must_not_be_broken():
-  rules = dataclasses.replace(FEW, broken_from=0)
-  with pytest.raises(ValueError, match="broken_from >= sign_at, but .* 0 and 1: raise"):
-    Exact(ModelsConfig(), rules=rules)
 
 
 @pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])

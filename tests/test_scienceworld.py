@@ -114,6 +114,10 @@ def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(
     ValueError, match="but 9 were asked for: lower --config.env.test_t"
   ):
     make(gold_dir, test_tasks=9).tasks("test")
+  # The type has 4 test variations. Without the first 2, the others are left.
+  options = Options(gold_dir=str(gold_dir), skip_test_variations=2)
+  every = make(gold_dir, test_tasks=4).tasks("test")
+  assert ScienceWorld(test_tasks=2, options=options).tasks("test") == every[2:]
   # Tasks with a solution of more than 32 steps are skipped.
   monkeypatch.setattr(adapter, "TASK_TYPES", few[2:])
   first, second = make(tmp_path, test_tasks=2).tasks("test")
