@@ -394,11 +394,17 @@ def _update(
   following = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
   used_N = (drawn.model_N != SMALL).astype(jnp.float32)
   regime = draw_regime(keys[1:5], used_N)
-  next_regime = regime._replace(calls_left_N=regime.calls_left_N - used_N)
-  estimates = _estimate(fitted.target_nets, scale, next_regime, following.states)
   reward_N = regime.weigh(drawn.gain_N, drawn.cost_N)
-  target_N = compute_target(
-    reward_N, drawn.last_N, *estimates, next_regime.calls_left_N
+
+  def target(calls_left_N: jax.Array) -> jax.Array:
+    """Compute the target if this number of LARGE calls is left at the next decision."""
+    regime_N = regime._replace(calls_left_N=calls_left_N)
+    estimates = _estimate(fitted.target_nets, scale, regime_N, following.states)
+    return compute_target(reward_N, drawn.last_N, *estimates, calls_left_N)
+
+  # A cap never raises a value, so the target without a cap is an upper bound.
+  target_N = jnp.minimum(
+    target(regime.calls_left_N - used_N), target(jnp.full_like(used_N, jnp.inf))
   )
   noise_NxD = jax.random.normal(keys[5], drawn.states.features_NxD.shape)
   noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
