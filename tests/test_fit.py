@@ -182,15 +182,6 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch, 
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 
 
-def test_finished_progress_of_an_older_version_is_read():
-  """The progress of an older version also has the learning rate."""
-  saved = {"dev_loss": 0.5, "best_update": 4, "updates": 5}
-  saved |= {"learning_rate": 0.02, "finished": True}
-  search = fit.RateSearch(*[None] * 7)
-  progress = search.fit(0.02, Mock(progress=saved))
-  assert progress == fit.StoredProgress(0.5, 4, 5, True)
-
-
 def test_another_training_seed_is_added_to_a_run(copied):
   """The new one has its own draws, and its rollouts have other seeds."""
   run = copied("tiny")

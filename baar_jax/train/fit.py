@@ -267,9 +267,7 @@ class RateSearch:
     Raises:
       ValueError: a metric is not finite. Then no checkpoint is saved.
     """
-    saved = checkpoints.progress
-    saved.pop("learning_rate", None)  # Earlier versions saved the learning rate too.
-    progress = StoredProgress(**saved)
+    progress = StoredProgress(**checkpoints.progress)
     if progress.finished:
       return progress
     total = self.settings.updates
