@@ -22,8 +22,7 @@ ABLATIONS = {
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}
 # Most rollout batches of the rival "vanilla", as a multiple of BoPO's number.
 VANILLA_BATCHES = 3
-# Number of seeds that are reserved for each purpose of an episode. The purposes are
-# listed in rollout/specs.py.
+# Number of seeds reserved for each purpose of an episode; see rollout/specs.py.
 SEEDS = 1000
 # Number of seeds that are reserved for the rollouts of one training seed.
 ROLLOUT_RANGE = 1_000_000
@@ -481,6 +480,9 @@ class BaselinesConfig:
     compared_lam: The value of bopo.lam for which ablations are trained and compared
       with BoPO; None takes the first of bopo.lam.
     updates: Largest number of gradient steps of the scorer and the classifier.
+    vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
+      but the next are BoPO's.
+    vanilla_adam_eps: Epsilon of its AdamW, as in SFTConfig.
     judge: The judge: the model that the zero-shot router asks. If the models are
       scripted, a rule answers in its place, and costs the judge's price.
   """
@@ -491,6 +493,8 @@ class BaselinesConfig:
   ] = ()
   compared_lam: float | None = not_negative(None, 100)
   updates: int = Field(150, gt=0, lt=10**6)
+  vanilla_learning_rate: float = positive(1e-6, 1)
+  vanilla_adam_eps: float = positive(1e-8, 1)
   judge: ModelsConfig = Field(
     default_factory=lambda: ModelsConfig(
       names=("gpt-5",), temperature=1.0, max_completion_tokens=2048

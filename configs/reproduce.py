@@ -5,17 +5,19 @@ other environments. The setting :paper-costs bills ScienceWorld's calls without 
 caches, as the paper does.
 """
 
+import dataclasses
+
 from baar_jax import config
 from configs import alfworld, appworld, quickstart, sandbox, sciworld
 
 # By setting: the configuration that it extends, and its values of bopo.lam and
 # baselines.compared_lam.
 SETTINGS = {
-  "": (quickstart, (0.7,), 0.7),
+  "": (quickstart, (0.3,), 0.3),
   "alfworld": (alfworld, (0.1, 0.3, 0.5), 0.3),
   "appworld": (appworld, (0.1, 0.3), 0.1),
   "sandbox": (sandbox, (0.3,), 0.3),
-  "paper-costs": (quickstart, (0.7,), 0.7),
+  "paper-costs": (quickstart, (0.3,), 0.3),
 }
 
 
@@ -36,8 +38,12 @@ def get_config(setting: str = "") -> config.Config:
   if setting != "alfworld":
     all_tasks = bool(c.references.plans)
     c.references.plans += (config.SamplePlan("steps", 20, all_tasks),)
-  ablations = tuple(config.ABLATIONS)
-  c.baselines = config.BaselinesConfig(sciworld.RIVALS, ablations, compared, updates=60)
+  c.baselines = dataclasses.replace(
+    c.baselines,
+    rivals=sciworld.RIVALS,
+    ablations=tuple(config.ABLATIONS),
+    compared_lam=compared,
+  )
   c.sft.learning_rates = (3e-3, 1e-2)
   c.models.prompt_cache = setting != "paper-costs"
   if setting in ("", "paper-costs"):

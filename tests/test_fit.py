@@ -276,3 +276,13 @@ def test_a_step_takes_the_first_full_batch_of_kept_groups(
   ]
   assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
   assert (last["episodes"], last["gradient_steps"]) == (16, 8)
+
+
+def test_vanilla_rl_has_optimizer_settings_of_its_own(copied, monkeypatch):
+  train = Mock()
+  monkeypatch.setattr(rollouts, "train_rollouts", train)
+  run = copied("imitated")
+  run.config.baselines.vanilla_learning_rate = 0.5
+  rollouts.train_vanilla(run.training())
+  bopo = train.call_args.args[2].config.bopo
+  assert (bopo.learning_rate, bopo.adam_eps) == (0.5, 1e-8)

@@ -53,7 +53,7 @@ from baar_jax.train.dataset import load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_sft, learn_scorer, learn_winners
 from baar_jax.train.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
 from baar_jax.train.listing import Tasks
-from baar_jax.train.rollouts import fit_rollouts, train_rollouts
+from baar_jax.train.rollouts import fit_rollouts, train_rollouts, train_vanilla
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.values import fit_values, load_heads
 
@@ -501,7 +501,7 @@ FAMILIES = {
     listing.list_learnt,
     build=_build_router,
     stage="baselines",
-    train=functools.partial(train_rollouts, jobs.VANILLA, lambda config: losses.DAPO),
+    train=train_vanilla,
     list_jobs=functools.partial(listing.list_updates, batches=VANILLA_BATCHES),
     is_rival=True,
   ),

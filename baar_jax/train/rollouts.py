@@ -17,7 +17,7 @@ from baar_jax.router.reader import Reader
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
-from baar_jax.train.jobs import label_family, list_rollouts, rollout_spec
+from baar_jax.train.jobs import VANILLA, label_family, list_rollouts, rollout_spec
 from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer
 
@@ -101,6 +101,20 @@ def train_rollouts(
   method = make_method(config)
   for lam in config.lam:
     fit_rollouts(training, name, method, lam)
+
+
+def train_vanilla(training: Training) -> None:
+  """Train vanilla RL with optimizer settings of its own."""
+  config = training.config
+  bopo = dataclasses.replace(
+    config.bopo,
+    learning_rate=config.baselines.vanilla_learning_rate,
+    adam_eps=config.baselines.vanilla_adam_eps,
+  )
+  training = dataclasses.replace(
+    training, config=dataclasses.replace(config, bopo=bopo)
+  )
+  train_rollouts(VANILLA, lambda config: losses.DAPO, training)
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
