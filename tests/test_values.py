@@ -124,7 +124,7 @@ def test_calls_left_by_hand():
 
 def test_terms_by_hand():
   progress = np.array([[1, 1, 4, 2, 1, 2]] * 2)
-  free, capped = describe(np.array([np.inf, 2]), 1.0, progress)
+  free, capped = describe(np.array([np.inf, 2]), 0.5, progress)
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
   expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5]
@@ -162,7 +162,7 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
     (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25),
     (np.inf, 1.0, 0.5 * 0.3 - 0.5, 0.5 * 0.5 - 0.5, 0.5 * 0.4 - 0.5),
   ]:
-    state = describe(np.full(3, left), cost_weight, progress)
+    state = describe(np.full(3, left), 1 / (1 + cost_weight), progress)
     value_S, advantage_SxA = estimate(heads, np.array([[-1.0], [0.0], [1.0]]), state)
     np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
     # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
@@ -208,7 +208,7 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
       _, (features,), (terms,) = next(decisions).args
       np.testing.assert_allclose(features, states.features_NxD[n], atol=1e-5)
       calls_left = left_N[n] if is_conditioned else np.inf
-      expected = describe(calls_left, weight or 0.5, states.progress_NxP[n])
+      expected = describe(calls_left, 1 / (1 + (weight or 0.5)), states.progress_NxP[n])
       np.testing.assert_allclose(terms, expected, rtol=1e-6)
     assert next(decisions, None) is None
 
@@ -235,8 +235,8 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
   # 16 numbers of the hidden state, 27 facts, 48 of offers and 48 directions of words.
   assert heads.scale.mean_D.shape == (16 + 27 + 48 + 48,)
-  assert heads.value[0][0].shape == (2, 139 + head.TERMS, 64)
-  assert heads.advantage[2][0].shape == (2, 32, 2)
+  assert heads.nets.value[0][0].shape == (2, 139 + head.TERMS, 64)
+  assert heads.nets.advantage[2][0].shape == (2, 32, 2)
   values.fit_values(training)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))

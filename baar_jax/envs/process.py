@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import os
-import random
 import select
 import shutil
 import signal
@@ -317,8 +316,8 @@ def _kill_group(process: subprocess.Popen) -> None:
 def open_answers(memory: dict[str, dict], task_id: str) -> dict[tuple, Any]:
   """Return the remembered answers of a task, to which the caller adds new ones.
 
-  If there are too many answers, a random task is forgotten. Policies play the same
-  tasks in the same order, so the least recently used task would be needed next.
+  If there are too many answers, all are forgotten. Policies play the same tasks in the
+  same order, so the least recently used task would be needed next.
 
   Args:
     memory: the answers in each task. Several threads may use it.
@@ -328,9 +327,8 @@ def open_answers(memory: dict[str, dict], task_id: str) -> dict[tuple, Any]:
     The answers by the moves before a call and the call itself.
   """
   # Other threads may change the memory, but not this list.
-  tasks = [*memory.items()]
-  if sum(len(answers) for _, answers in tasks) > MAX_ANSWERS:
-    memory.pop(random.choice(tasks)[0], None)
+  if sum(map(len, [*memory.values()])) > MAX_ANSWERS:
+    memory.clear()
   return memory.setdefault(task_id, {})
 
 

@@ -62,18 +62,27 @@ class Scale(NamedTuple):
   reply_tokens: np.ndarray
 
 
-class Heads(NamedTuple):
-  """The parameters of an ensemble of E value heads.
+class Nets(NamedTuple):
+  """The trainable parameters of one value head, or of all with axis E first.
 
   Attributes:
-    value: Layers of the network that computes the value of a decision, for each head.
-    advantage: Layers of the network that computes the models' advantages, for each
-      head.
-    scale: Statistics that normalise the inputs, common to all heads.
+    value: the network of the value.
+    advantage: the network of the advantages.
   """
 
   value: Layers
   advantage: Layers
+
+
+class Heads(NamedTuple):
+  """The parameters of an ensemble of E value heads.
+
+  Attributes:
+    nets: the networks of each head.
+    scale: Statistics that normalise the inputs, common to all heads.
+  """
+
+  nets: Nets
   scale: Scale
 
 
@@ -110,11 +119,11 @@ def draw_heads(
   value_keys_E, advantage_keys_E = jax.random.split(key, (2, count))
   value = jax.vmap(partial(draw, widths[0], 1))(value_keys_E)
   advantage = jax.vmap(partial(draw, widths[1], models))(advantage_keys_E)
-  return Heads(value, advantage, scale)
+  return Heads(Nets(value, advantage), scale)
 
 
 def describe(
-  calls_left: jax.Array, cost_weight: jax.Array, progress: jax.Array
+  calls_left: jax.Array, score_weight: jax.Array, progress: jax.Array
 ) -> jax.Array:
   """Compute the terms that the value heads read beside the features of a state.
 
@@ -123,8 +132,7 @@ def describe(
 
   Args:
     calls_left: LARGE calls that the cap still allows; `MAX_CALLS` or more is no cap.
-    cost_weight: units of score that one normalised dollar costs. A normalised dollar is
-      the mean over training tasks of always-LARGE's median cost.
+    score_weight: 1 / (1 + w) for the cost weight w.
     progress: [..., P], the counts of `Tracker.progress`.
 
   Returns:
@@ -136,7 +144,6 @@ def describe(
   )
   calls_left = xp.minimum(calls_left, MAX_CALLS)
   steps_left = xp.maximum(max_steps - step, 1)
-  weight = 1 / (1 + cost_weight)
   time = step / max_steps
   terms = xp.broadcast_arrays(
     calls_left / MAX_CALLS,
@@ -144,8 +151,8 @@ def describe(
     xp.log1p(calls_left) / 3,
     xp.minimum(calls_left / steps_left, 1.0),
     (calls_left >= steps_left) | (calls_left >= MAX_CALLS),
-    weight,
-    weight**0.5,
+    score_weight,
+    score_weight**0.5,
     time,
     time**0.5,
     large_calls / MAX_CALLS,
@@ -177,8 +184,8 @@ def estimate_each(
   scaled_NxD = (features_NxD - heads.scale.mean_D[None]) / heads.scale.spread_D[None]
   xp = jnp if isinstance(features_NxD, jax.Array) else np
   x_NxI = xp.concatenate([scaled_NxD, terms_NxT], axis=-1)
-  advantage_ExNxA = ADVANTAGE_UNIT * _apply(heads.advantage, x_NxI, xp)
-  value_ExN = _apply(heads.value, x_NxI, xp)[..., 0]
+  advantage_ExNxA = ADVANTAGE_UNIT * _apply(heads.nets.advantage, x_NxI, xp)
+  value_ExN = _apply(heads.nets.value, x_NxI, xp)[..., 0]
   return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
 
 

@@ -328,7 +328,7 @@ def predict_scores(heads: Heads, states: States, calls_left: float) -> np.ndarra
   Returns:
     score_N in [0, 1].
   """
-  terms = describe(calls_left, 0.0, states.progress_NxP)
+  terms = describe(calls_left, 1.0, states.progress_NxP)
   value_N, advantage_NxA = estimate(heads, states.features_NxD, terms)
   if calls_left < 1:
     advantage_NxA = advantage_NxA[:, [SMALL]]

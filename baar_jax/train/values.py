@@ -29,7 +29,7 @@ from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
 from baar_jax.router.facts import Tracker, Vocabulary, learn_vocabulary
-from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale, States
+from baar_jax.router.head import MAX_CALLS, Heads, Nets, Scale, States
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
 from baar_jax.train.batches import Batcher
@@ -41,7 +41,7 @@ LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
 # The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0, 0, 0)))
+STRUCTURE = jax.tree.structure(Heads(Nets(LAYERS, LAYERS), Scale(0, 0, 0, 0, 0)))
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -214,18 +214,6 @@ def measure_scale(
   )
 
 
-class Nets(NamedTuple):
-  """Group the trainable parameters of one value head, or of all with axis E first.
-
-  Attributes:
-    value: the network of the value.
-    advantage: the network of the advantages.
-  """
-
-  value: Layers
-  advantage: Layers
-
-
 class Fit(NamedTuple):
   """Keep the training state of one value head, or of all with axis E first.
 
@@ -257,8 +245,7 @@ def fit_heads(
   """
   schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
-  nets = Nets(heads.value, heads.advantage)
-  scale = heads.scale
+  nets, scale = heads
   fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
   inputs = jax.tree.map(jnp.asarray, (data, scale))
   update = partial(_update, optimizer, config)
@@ -269,7 +256,7 @@ def fit_heads(
     fitted, loss_E = step(*inputs, fitted, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
-      yield done, Heads(*fitted.target_nets, scale), float(np.mean(losses))
+      yield done, Heads(fitted.target_nets, scale), float(np.mean(losses))
       losses = []
 
 
@@ -355,10 +342,8 @@ def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
-  cost_weight_N = 1 / regime.score_weight_N - 1
-  terms_NxT = head.describe(regime.calls_left_N, cost_weight_N, states.progress_NxP)
-  one_head = Heads(*nets, scale)
-  return head.estimate_each(one_head, states.features_NxD, terms_NxT)
+  terms_NxT = head.describe(*regime, states.progress_NxP)
+  return head.estimate_each(Heads(nets, scale), states.features_NxD, terms_NxT)
 
 
 def _update(
@@ -449,7 +434,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       check_finite(x, "heads")
     if len(leaves) == STRUCTURE.num_leaves:
       heads = jax.tree.unflatten(STRUCTURE, leaves)
-      if heads.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
+      if heads.nets.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
         return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
     raise ValueError("another version wrote it")
   except (ValueError, OSError, zipfile.BadZipFile) as error:
