@@ -10,7 +10,7 @@ from baar_jax.run import Run
 from baar_jax.stages import bench
 
 FIGURES = [setting.name for setting in bench.SETTINGS]
-FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s", "steps_per_s"]
+FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s"]
 
 
 def test_the_bench_writes_all_figures_and_nothing_else(

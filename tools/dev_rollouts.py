@@ -3,18 +3,17 @@
 Usage: PYTHONPATH=. python tools/dev_rollouts.py RUN... [--dev_tasks=N] [--test_tasks=N]
 
 The runs need the stages up to `value`, the same environment and the same scripted
-models. The tool plays the boundaries and the policies on value heads of each run, and
-the rules of the first run. All policies share the environments, which remember the
-answers to each sequence of actions. So a sequence of actions in a task is played once
-for all policies of all runs. The episodes are stored in each run, and
-`tests/dev_table.py` compares them. Policies with a cap on dollars are left out.
+models. The tool plays the rules and the policies on value heads of each run. All
+policies share the environments, which remember the answers to each sequence of actions.
+So a sequence of actions in a task is played once for all policies of all runs. The
+episodes are stored in each run, and `tests/dev_table.py` compares them. Policies with a
+cap on dollars are left out.
 
 With `dev_tasks` the dev tasks of the runs become the first `dev_tasks` of dev and the
 first `test_tasks` of test; without it they stay as they are. Use only test tasks that
 older tables have already shown.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,42 +31,31 @@ from baar_jax.run import env_arguments, open_pair
 from baar_jax.store import Store, read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import FAMILIES, Loader, list_specs
-from baar_jax.train.jobs import BOUNDARIES, CONDITIONED, list_evaluation
+from baar_jax.train.jobs import CONDITIONED, list_evaluation
 
 DEV_TASKS = flags.DEFINE_integer("dev_tasks", 0, "Number of tasks from dev.")
 TEST_TASKS = flags.DEFINE_integer("test_tasks", 0, "Number of tasks from test.")
 PROCESSES = 4  # number of environments, each in a process of its own
 
 
-def list_played(config: Config, has_rules: bool) -> list[PolicySpec]:
-  """List a run's policies on value heads, and the boundaries.
-
-  Args:
-    config: the configuration of the run.
-    has_rules: whether to list all rules too.
-  """
+def list_played(config: Config) -> list[PolicySpec]:
+  """List a run's rules, and its policies on value heads."""
   specs = []
   for spec in list_specs(config):
     family = FAMILIES[spec.family]
-    is_rule = has_rules and not (family.stage or family.is_rival)
-    is_played = spec in BOUNDARIES or spec.family == CONDITIONED or is_rule
+    is_played = not (family.train or family.is_rival) or spec.family == CONDITIONED
     if is_played and spec.cap.usd is None:
       specs.append(spec)
   return specs
 
 
 def play(
-  directory: Path,
-  specs: Sequence[PolicySpec],
-  tasks: Sequence[Task],
-  pair: Pair,
-  envs: Sequence[Env],
+  directory: Path, tasks: Sequence[Task], pair: Pair, envs: Sequence[Env]
 ) -> None:
   """Play and store the episodes of a run's policies that are not stored yet.
 
   Args:
     directory: the directory of the run.
-    specs: the policies.
     tasks: the new dev tasks of the run.
     pair: the models.
     envs: the environments.
@@ -80,7 +68,7 @@ def play(
     files = RouterFiles(directory, seeded, one_device(), number)
     loader = Loader(files, len(envs), pair, store)
     jobs = list_evaluation(config, tasks, "dev", number)
-    for spec in specs:
+    for spec in list_played(config):
       stored = store.keys(spec.key)
       missing = [job for job in jobs if job.key not in stored]
       if missing:
@@ -102,12 +90,12 @@ def main(argv: list[str]) -> None:
   if DEV_TASKS.value:
     tasks = envs[0].tasks("dev")
     tasks += envs[0].tasks("test") if TEST_TASKS.value else []
-  with contextlib.ExitStack() as stack:
-    for env in envs:
-      stack.callback(env.close)
+  try:
     for directory in directories:
-      specs = list_played(read_run(directory), directory == first)
-      play(directory, specs, tasks, pair, envs)
+      play(directory, tasks, pair, envs)
+  finally:
+    for env in envs:
+      env.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the speed of the router, its training and the rollout loop."""
+"""Measure the speed of the router and its training."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from timeit import default_timer, repeat, timeit
+from timeit import repeat, timeit
 from typing import NamedTuple
 
 import jax
@@ -18,8 +18,6 @@ import numpy as np
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.rules import RulePolicy, take_randomly
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
@@ -54,9 +52,7 @@ ROUTER = RouterConfig(
 # Number of steps of each measured episode.
 STEPS = 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-BENCH = PolicySpec("bench", p=0.5)
-# First seed of the episodes of random routing. They are measured and not stored.
-SEED = 7_000_000
+BENCH = PolicySpec("bench")
 
 
 class Setting(NamedTuple):
@@ -124,7 +120,6 @@ def main(run: Run) -> None:
   subject = make_subject(run.config.router)
   figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
   figures |= train(subject, run.config)
-  figures["steps_per_s"] = play(run)
   for name, value in figures.items():
     line = f"{name:24}{value:>12,.4g}"
     if first := AGAINST.get(name):
@@ -235,23 +230,3 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   rated = [*map(RatedEpisode, episodes, advantages)]
   bopo_s = measure_s(partial(update_policy, learner, rated, changed.seed))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
-
-
-def play(run: Run) -> float:
-  """Measure the steps per second of the rollout loop with random routing.
-
-  The episodes are of the run's environment and its first twelve test tasks. LARGE acts
-  with probability 0.5 at each step.
-  """
-  tasks = run.tasks("test")[:12]
-  envs = run.envs()
-  policy = RulePolicy(BENCH, take_randomly)
-  # An engine in Java still compiles in the first round. Only the second round is
-  # measured.
-  for seed in (SEED, SEED + 2):
-    jobs = [Job(task, "test", seed + i) for task in tasks for i in (0, 1)]
-    start_s = default_timer()
-    episodes = list(run_episodes(jobs, policy, run.pair, envs))
-    loop_s = default_timer() - start_s
-  steps = sum(len(episode.steps) for episode in episodes)
-  return steps / loop_s
