@@ -6,7 +6,7 @@ The runs need the stages up to `value`, the same environment and the same script
 models. The tool plays the boundaries and the policies on value heads of each run, and
 the rules of the first run. All policies share the environments, which remember the
 answers to each sequence of actions. So a sequence of actions in a task is played once
-for all policies of all runs. The episodes are stored in each run, and
+for all policies of all runs. The episodes are stored in each run.
 `tests/dev_table.py` compares them. Policies with a cap on dollars are left out.
 
 With `dev_tasks` the dev tasks of the runs become the first `dev_tasks` of dev and the
