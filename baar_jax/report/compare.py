@@ -209,7 +209,7 @@ def by_difficulty(
   Args:
     data: the evaluation on test.
     typical: by family, the key of the policy that represents it in this table.
-      easy_rate: the least share of always-SMALL's successes in an easy task
+    easy_rate: the least share of always-SMALL's successes in an easy task
       (`--config.profile.easy_rate`).
 
   Returns:
@@ -240,7 +240,8 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
 
   Args:
     data: the evaluation on test.
-    typical: by family, the key of the policy that represents it in this table."""
+    typical: by family, the key of the policy that represents it in this table.
+  """
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[[*typical.values()]]
   mean.index = pd.Index(typical, name="family")

@@ -100,8 +100,9 @@ def vertices(
 ) -> np.ndarray:
   """Find the policies on the upper concave hull of the policies and the boundaries.
 
-  The algorithm is Andrew's monotone chain. Of equal points the cheapest one is taken,
-  and of equally cheap ones the first.
+  The algorithm is Andrew's monotone chain. Costs outside the boundaries' are clipped.
+  Of points that are equal then, the cheapest one is taken, and of equally cheap ones
+  the first.
 
   Args:
     cost_P: the policies' costs.

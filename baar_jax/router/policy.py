@@ -140,8 +140,8 @@ class RouterPolicy(Policy):
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decide for all episodes that wait for a decision.
 
-    Each decision's latency
-    is the time of the whole batch, because every episode waits for the batch.
+    Each decision's latency is the time of the whole batch, because every episode waits
+    for the batch.
     """
     start_s = time.monotonic()
     output, usd_R = self.reader.read(ready)
