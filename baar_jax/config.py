@@ -439,6 +439,9 @@ class BoPOConfig:
     tasks_per_update: Number of tasks per rollout batch.
     epochs: Number of training passes over each rollout batch.
     batch_episodes: Number of episodes per gradient step.
+    vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
+      but the next are BoPO's.
+    vanilla_adam_eps: Epsilon of its AdamW, as in SFTConfig.
   """
 
   lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
@@ -461,6 +464,8 @@ class BoPOConfig:
   tasks_per_update: int = positive(8, 10**5)
   epochs: int = positive(1, 1000)
   batch_episodes: int = positive(64)
+  vanilla_learning_rate: float = positive(1e-6, 1)
+  vanilla_adam_eps: float = positive(1e-8, 1)
 
   @validator
   def _check(self) -> Self:
@@ -480,9 +485,6 @@ class BaselinesConfig:
     compared_lam: The value of bopo.lam for which ablations are trained and compared
       with BoPO; None takes the first of bopo.lam.
     updates: Largest number of gradient steps of the scorer and the classifier.
-    vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
-      but the next are BoPO's.
-    vanilla_adam_eps: Epsilon of its AdamW, as in SFTConfig.
     judge: The judge: the model that the zero-shot router asks. If the models are
       scripted, a rule answers in its place, and costs the judge's price.
   """
@@ -493,8 +495,6 @@ class BaselinesConfig:
   ] = ()
   compared_lam: float | None = not_negative(None, 100)
   updates: int = Field(150, gt=0, lt=10**6)
-  vanilla_learning_rate: float = positive(1e-6, 1)
-  vanilla_adam_eps: float = positive(1e-8, 1)
   judge: ModelsConfig = Field(
     default_factory=lambda: ModelsConfig(
       names=("gpt-5",), temperature=1.0, max_completion_tokens=2048

@@ -149,7 +149,7 @@ class Store:
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
       # A new file has no table of episodes, and the version 0.
       is_new = not list(self._db.execute("PRAGMA table_info(episodes)"))
-      fits = is_new or OLDEST <= version <= VERSION
+      fits = OLDEST <= version <= VERSION or (is_new and not version)
       if fits and version < VERSION:
         self._convert()
     except sqlite3.Error as error:
@@ -173,7 +173,7 @@ class Store:
     if self._db.execute(has_sessions).fetchone():
       columns.append(("sessions", "state"))
     with self._db:
-      self._db.execute("BEGIN")
+      self._db.execute("BEGIN IMMEDIATE")
       for statement in _SCHEMA:
         self._db.execute(statement)
       for table, column in columns:
@@ -430,6 +430,7 @@ def add_defaults(name: str, section: dict) -> dict:
   """Add what an older version did where its section of settings does not say it.
 
   Its scripts billed no prompt caches, and its value heads read the hidden state alone.
+  Vanilla RL had BoPO's learning rate and epsilon.
 
   Args:
     name: the name of the section.
@@ -438,6 +439,10 @@ def add_defaults(name: str, section: dict) -> dict:
   defaults = {
     "models": {"prompt_cache": section.get("kind") == "chat"},
     "value": {"inputs": ("hidden",)},
+    "bopo": {
+      "vanilla_learning_rate": section.get("learning_rate"),
+      "vanilla_adam_eps": section.get("adam_eps"),
+    },
   }
   return defaults.get(name, {}) | section
 

@@ -31,7 +31,7 @@ def get_config(setting: str = "") -> config.Config:
   """
   config.check_setting(setting, "smollm2")
   c = config.Config(name="quickstart")
-  tasks = {"train_tasks": 68, "dev_tasks": 16, "test_tasks": 40}
+  tasks = {"train_tasks": 68, "dev_tasks": 24, "test_tasks": 60}
   # The test tasks of configs/reproduce.py are left out, and all that it leaves out.
   options = {"skip_test_variations": 51}
   c.env = config.EnvConfig(max_steps=40, options=options, **tasks)
@@ -52,11 +52,11 @@ def get_config(setting: str = "") -> config.Config:
     # With a large eps, AdamW's step is nearly in the direction of the gradient; see
     # SFTConfig.adam_eps.
     adam_eps=1e-2,
+    vanilla_learning_rate=1.5e-2,
+    vanilla_adam_eps=0.1,
     updates=8,
   )
-  c.baselines = config.BaselinesConfig(
-    updates=60, vanilla_learning_rate=1.5e-2, vanilla_adam_eps=0.1
-  )
+  c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 5, 10))
   if setting:
     _start_pretrained(c)
@@ -74,5 +74,10 @@ def _start_pretrained(c: config.Config) -> None:
     weights="smollm2", layers=4, show_budget=False, **texts
   )
   c.sft = dataclasses.replace(c.sft, learning_rates=(1e-3,), adam_eps=1e-8)
-  c.bopo = dataclasses.replace(c.bopo, learning_rate=2e-5, adam_eps=1e-8)
-  c.baselines = config.BaselinesConfig(updates=60, vanilla_learning_rate=2e-5)
+  c.bopo = dataclasses.replace(
+    c.bopo,
+    learning_rate=2e-5,
+    adam_eps=1e-8,
+    vanilla_learning_rate=2e-5,
+    vanilla_adam_eps=1e-8,
+  )

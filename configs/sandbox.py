@@ -46,8 +46,9 @@ def get_config(setting: str = "") -> config.Config:
     clip_low=0.2,
     clip_high=0.28,
     epochs=2,
+    vanilla_learning_rate=1e-3,
   )
-  c.baselines = config.BaselinesConfig(updates=60, vanilla_learning_rate=1e-3)
+  c.baselines = config.BaselinesConfig(updates=60)
   thresholds = (0.1, 0.2, 0.35, 0.65, 0.8)
   if setting:
     thresholds = (0.02, 0.1, 0.35, 0.9, 0.99, 0.999)

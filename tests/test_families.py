@@ -107,17 +107,10 @@ def test_every_policy_is_played_under_caps_on_dollars(config):
 
 def test_the_privileged_rule_stands_in_without_an_optimum(config):
   config.env.kind = "scienceworld"
-  expected = ["privileged(mu=0)", "privileged(mu=3)"]
-  for mu in (10, 30, 100):
-    expected += [
-      f"privileged(mu={mu})",
-      f"privileged(mu={mu},K=1)",
-      f"privileged(mu={mu},K=2)",
-    ]
   names = [spec.key for spec in list_specs(config)]
-  assert [
-    name for name in names if name.startswith(("optimum", "privileged"))
-  ] == expected
+  assert [name for name in names if name.startswith(("optimum", "privileged"))] == [
+    "privileged(mu=100)"
+  ]
   config.models.kind = "chat"
   assert not {"optimum", "privileged"} & {spec.family for spec in list_specs(config)}
 

@@ -282,7 +282,7 @@ def test_vanilla_rl_has_optimizer_settings_of_its_own(copied, monkeypatch):
   train = Mock()
   monkeypatch.setattr(rollouts, "train_rollouts", train)
   run = copied("imitated")
-  run.config.baselines.vanilla_learning_rate = 0.5
+  run.config.bopo.vanilla_learning_rate = 0.5
   rollouts.train_vanilla(run.training())
   bopo = train.call_args.args[2].config.bopo
   assert (bopo.learning_rate, bopo.adam_eps) == (0.5, 1e-8)

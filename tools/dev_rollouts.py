@@ -73,7 +73,8 @@ def play(
       missing = [job for job in jobs if job.key not in stored]
       if missing:
         print(f"{directory} training seed {number}: {spec.key}", flush=True)
-        store.add(*run_episodes(missing, loader.build(spec), pair, envs))
+        for episode in run_episodes(missing, loader.build(spec), pair, envs):
+          store.add(episode)
 
 
 def main(argv: list[str]) -> None:

@@ -315,7 +315,7 @@ def compare_forecast(
   rows = intervals("forecast_share", pd.DataFrame(mean_KxB, budgets))
   rows["predicted_share"] = predicted_NxK.mean()
   rows["measured_share"] = (predicted_NxK + test_NxK).mean()
-  coverage = test_NxK.stack().between(low, high).mean()
+  coverage = test_NxK.stack().dropna().between(low, high).mean()
   return Forecast(rows.rename_axis("budget").reset_index(), float(coverage))
 
 

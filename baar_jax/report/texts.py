@@ -314,8 +314,9 @@ def main_budgets(results: Results) -> pd.DataFrame:
   compared = [family for family in _compared(results) if family in scores]
   first = rows[rows.family == FIRST_LARGE].set_index("K")
   table = scores[compared].map(functools.partial(_write, results, "z.1f"))
-  place = min(1, len(compared))
-  table.insert(place, "Over First-Large", as_texts(results, first, ["gain"]))
+  if FIRST_LARGE in scores:
+    place = min(1, len(compared))
+    table.insert(place, "Over First-Large", as_texts(results, first, ["gain"]))
   table = table.rename(columns=results.label).rename_axis(None, axis=1)
   return table.reset_index().fillna(DASH)
 

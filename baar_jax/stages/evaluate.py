@@ -189,9 +189,10 @@ def choose_on_dev(
     if family not in ABLATIONS:
       names = vertices[family, data.sr] or points[family]
       typical[family] = (mean.cost_usd[names] - middle_usd).abs().idxmin()
-  mean["merit"] = mean[[*METRICS]].sum(axis=1).round(9)
+  merit = mean[[*METRICS]].sum(axis=1).round(9)
   # Of equal policies `idxmax` returns the first, which is the cheapest in this order.
-  capped = data.entries[is_capped].join(mean).sort_values("cost_usd", kind="stable")
+  capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
+  capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
   forecast = []
   for spec in planned:

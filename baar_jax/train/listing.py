@@ -36,12 +36,8 @@ from baar_jax.train.jobs import (
 # The exact policy is evaluated with these values of mu, the number of successes that
 # one US dollar is worth.
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
-# The privileged rule is evaluated with these values of mu, without a cap and under each
-# cap.
-PRIVILEGED_WEIGHTS = (10, 30, 100)
-# With these small values of mu, the privileged rule is evaluated without a cap only.
-# Under a cap the rule would spend the LARGE calls on routine steps.
-ROUTINE_WEIGHTS = (0, 3)
+# The privileged rule is evaluated with this value of mu (our choice).
+PRIVILEGED_WEIGHT = 100
 # The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
 PATIENCE = (1, 2, 3, 5, 10)
 
@@ -101,17 +97,14 @@ def list_random(config: Config, name: str) -> Specs:
 
 
 def list_privileged(config: Config, name: str) -> Specs:
-  """Yield the privileged rule for each mu, the successes that a US dollar is worth.
+  """Yield the privileged rule; mu is the number of successes that a US dollar is worth.
 
   The rule reads the error rates of scripted models. So nothing is listed for a run with
   other models. Nothing is listed either if the environment has an exact optimum.
   """
   if config.models.kind != "scripted" or load(config.env.kind).has_optimum:
     return
-  for mu in ROUTINE_WEIGHTS:
-    yield PolicySpec(name, mu=mu)
-  for mu in PRIVILEGED_WEIGHTS:
-    yield from with_caps(config, PolicySpec(name, mu=mu))
+  yield PolicySpec(name, mu=PRIVILEGED_WEIGHT)
 
 
 def list_optimum(config: Config, name: str) -> Specs:

@@ -108,8 +108,8 @@ def train_vanilla(training: Training) -> None:
   config = training.config
   bopo = dataclasses.replace(
     config.bopo,
-    learning_rate=config.baselines.vanilla_learning_rate,
-    adam_eps=config.baselines.vanilla_adam_eps,
+    learning_rate=config.bopo.vanilla_learning_rate,
+    adam_eps=config.bopo.vanilla_adam_eps,
   )
   training = dataclasses.replace(
     training, config=dataclasses.replace(config, bopo=bopo)
@@ -174,9 +174,10 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
       pending += rated
       progress.episodes += sum(map(len, groups))
       size = len(pending)
-      if method.dynamic_sampling:
+      # Clients choose the tasks of a served run, so its updates have any size.
+      if method.dynamic_sampling and config.env.kind != SERVED:
         size = len(update_tasks) * config.bopo.group_size
-      if len(pending) >= size:
+      if pending and len(pending) >= size:
         metrics |= update_policy(learner, pending[:size], config.seed + update)
         progress.gradient_steps += learner.count_steps(size)
         pending = pending[size:]

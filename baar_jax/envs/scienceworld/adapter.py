@@ -81,6 +81,17 @@ class Options:
   gold_dir: str = ""
   skip_test_variations: int = 0
 
+  def __post_init__(self) -> None:
+    """Check the number of skipped variations.
+
+    Raises:
+      ValueError: the number is negative.
+    """
+    if self.skip_test_variations < 0:
+      raise ValueError(
+        f"skip_test_variations is {self.skip_test_variations}, but must be at least 0"
+      )
+
 
 class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION."""
