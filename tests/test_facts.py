@@ -63,9 +63,6 @@ def test_the_vocabulary_by_hand():
   # logarithms of 4/4, 4/3, 4/2, 4/2 and 4 add up to log(64/3) = 3.0603.
   expected = {"the": 0.0940, "red": 0.2265, "lamp": 0.2265, "tea": 0.4530, "find": 0}
   assert weights == pytest.approx(expected, abs=1e-4)
-  # Two of four tasks have the first observation; one task has the second one six times.
-  # The CRC-32 of "Taken.".
-  assert VOCABULARY.shares == {"071c8790": 0.5}
   # "look" acts most often, but is never offered. "go" acts twice, and "take" once.
   # -log(8 / 16) / 2 = 0.3466, and -log(2 / 16) / 2 = 1.04, which is above 1.
   assert [*VOCABULARY.rarities] == ["go", "take"]
@@ -119,7 +116,7 @@ def test_the_facts_of_an_episode_by_hand():
   """Each row is a decision. Of the task's words, tea weighs 1/2, red and lamp 1/4."""
   first, *others = [tracker.facts for tracker in follow(EPISODE)]
   # At the start only the task's words, the observation and the wait for LARGE count.
-  assert np.flatnonzero(first).tolist() == [0, 1, 8, 10, 24]
+  assert np.flatnonzero(first).tolist() == [0, 1, 8, 9, 23]
   facts_SxF = np.array(others)
   # The task's words in the newest observation, in the first one, new in the newest one,
   # in all but the first one, in the last action, and in the action before.
@@ -131,12 +128,12 @@ def test_the_facts_of_an_episode_by_hand():
   ]
   np.testing.assert_allclose(facts_SxF[:, :6], expected)
   # The observation equals the last one; how often it came after this action, and at
-  # all; its share of the training tasks.
-  expected = [[0, 1, 1, 0], [0, 1, 2, 0], [0, 1, 1, 0], [0, 1, 1, 0.5]]
-  np.testing.assert_allclose(facts_SxF[:, 6:10], expected)
+  # all.
+  expected = [[0, 1, 1], [0, 1, 2], [0, 1, 1], [0, 1, 1]]
+  np.testing.assert_allclose(facts_SxF[:, 6:9], expected)
   # The logarithm of the observation's characters.
   expected = np.log([40, 17, 11, 7]) / 5
-  np.testing.assert_allclose(facts_SxF[:, 10], expected, rtol=1e-6)
+  np.testing.assert_allclose(facts_SxF[:, 9], expected, rtol=1e-6)
   # The last verb was new; the last model was costlier, and its result was new; score;
   # gain.
   expected = [
@@ -145,7 +142,7 @@ def test_the_facts_of_an_episode_by_hand():
     [0, 0, 0, 0.25, 0],
     [0, 1, 1, 1, 0.75],
   ]
-  np.testing.assert_allclose(facts_SxF[:, 11:16], expected)
+  np.testing.assert_allclose(facts_SxF[:, 10:15], expected)
   # The most repeated action; distinct actions; repeated results of SMALL and of LARGE;
   # new ones; steps of SMALL and of LARGE since the score rose.
   counts = [
@@ -154,11 +151,11 @@ def test_the_facts_of_an_episode_by_hand():
     [1, 3, 0, 1, 2, 0, 1, 1],
     [2, 3, 0, 1, 2, 1, 0, 0],
   ]
-  np.testing.assert_allclose(facts_SxF[:, 16:24], np.log1p(counts), rtol=1e-6)
+  np.testing.assert_allclose(facts_SxF[:, 15:23], np.log1p(counts), rtol=1e-6)
   # Steps since LARGE, 40 more if it has not acted; SMALL's steps in a row; steps since
   # the score rose.
   counts = [[41, 1, 0], [0, 0, 1], [1, 1, 2], [0, 0, 0]]
-  np.testing.assert_allclose(facts_SxF[:, 24:27], np.log1p(counts) / 3, rtol=1e-6)
+  np.testing.assert_allclose(facts_SxF[:, 23:26], np.log1p(counts) / 3, rtol=1e-6)
 
 
 def test_the_offers_of_an_episode_by_hand():
@@ -196,23 +193,20 @@ def test_repetition_is_counted_and_no_offer_gives_no_facts():
   *_, (last, offers) = [(tracker.facts, tracker.offers) for tracker in follow(steps)]
   # The same observation, at least 4 times after this action, and at least 5 times.
   assert last[6:9].tolist() == [1, 4, 5]
-  assert last[18] == pytest.approx(np.log(7)) and not offers.any()
+  assert last[17] == pytest.approx(np.log(7)) and not offers.any()
   # The offer's 1/4 times 0.3466 is below 0.1, so the step has no kind.
   (weak,) = [tracker.offers for tracker in follow([Step("go red", 0, "")])]
   assert np.flatnonzero(weak).tolist() == [0, 2]
 
 
 def test_progress_by_hand():
-  """A repeated observation is no progress. A new one sets the stale counts to 0.
-
-  The third step has a proposal of LARGE.
-  """
+  """The third step has a proposal of LARGE."""
   assert [tracker.progress for tracker in follow(EPISODE)] == [
-    (0, 0, 9, 0, 0, 0),
-    (1, 0, 9, 0, 0, 0),
-    (2, 1, 9, 1, 1, 1),
-    (3, 2, 9, 0, 0, 1),
-    (4, 3, 9, 0, 0, 1),
+    (0, 0, 9),
+    (1, 0, 9),
+    (2, 1, 9),
+    (3, 2, 9),
+    (4, 3, 9),
   ]
 
 

@@ -185,7 +185,7 @@ def test_a_switch_costs_the_dollars_of_a_cold_prompt():
   live = start(0)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
-  situation = ConditionedPolicy._describe(policy, live, np.array([1, 0, 40, 0, 0, 0]))
+  situation = ConditionedPolicy._describe(policy, live, np.array([1, 0, 40]))
   # $0.000075, $0.0003 and $0.0015 more than a warm prompt: 100 units of value a dollar.
   np.testing.assert_allclose(situation.switch_A, [0.0075, 0.03, 0.15])
   assert situation.models == [0]

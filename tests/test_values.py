@@ -87,7 +87,7 @@ def test_transitions_of_an_episode_by_hand():
   assert data.cost_N.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0]
   assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
   assert data.last_N.tolist() == [False, False, True, False, True]
-  assert data.states.progress_NxP[2].tolist() == [2, 1, 3, 2, 1, 2]
+  assert data.states.progress_NxP[2].tolist() == [2, 1, 3]
 
 
 def test_target_under_caps_and_cost_weights_by_hand():
@@ -123,11 +123,11 @@ def test_calls_left_by_hand():
 
 
 def test_terms_by_hand():
-  progress = np.array([[1, 1, 4, 2, 1, 2]] * 2)
+  progress = np.array([[1, 1, 4]] * 2)
   free, capped = describe(np.array([np.inf, 2]), 0.5, progress)
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
-  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5]
+  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05]
   assert capped[4:].tolist() == pytest.approx(expected)
 
 
@@ -147,7 +147,7 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
   config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
   *_, (done, heads, loss) = fit_heads(make_heads(16), data, config, seed=0)
   assert done == 2000 and loss < 0.01
-  progress = np.array([[0, 0, 3, 0, 0, 0], [1, 0, 3, 1, 0, 1], [2, 0, 3, 2, 0, 2]])
+  progress = np.array([[0, 0, 3], [1, 0, 3], [2, 0, 3]])
   for left, cost_weight, *gains in [  # of LARGE over SMALL, by step
     (3.0, 0.0, 0.3, 0.5, 0.4),
     (
@@ -234,8 +234,8 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   learnt = learn_vocabulary(tasks, episodes)
   jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
   # 16 numbers of the hidden state, 27 facts, 48 of offers and 48 directions of words.
-  assert heads.scale.mean_D.shape == (16 + 27 + 48 + 48,)
-  assert heads.nets.value[0][0].shape == (2, 139 + head.TERMS, 64)
+  assert heads.scale.mean_D.shape == (16 + 26 + 48 + 48,)
+  assert heads.nets.value[0][0].shape == (2, 138 + head.TERMS, 64)
   assert heads.nets.advantage[2][0].shape == (2, 32, 2)
   values.fit_values(training)
   assert path.read_bytes() == stored

@@ -42,8 +42,6 @@ class Vocabulary(NamedTuple):
     directions_HxC: float32, the directions of the hashed words.
     idf: the logarithm of (number of tasks / number of tasks with the word), by word.
     new_idf: the same for words that no training task has.
-    shares: the share of training tasks that have an observation, by its hash; only
-      observations that several training tasks have.
     rarities: numbers in [0, 1], near 1 if few observations offer the verb, by known
       verb. Verbs are first words of actions that observations offer, the most frequent
       first, and at most `VERBS`.
@@ -52,13 +50,7 @@ class Vocabulary(NamedTuple):
   directions_HxC: np.ndarray
   idf: dict[str, float]
   new_idf: float
-  shares: dict[str, float]
   rarities: dict[str, float]
-
-
-def hash_text(text: str) -> str:
-  """Return the CRC-32 of a text, as a text."""
-  return f"{zlib.crc32(text.encode()):08x}"
 
 
 @functools.lru_cache(1 << 10)
@@ -126,7 +118,6 @@ def learn_vocabulary(
   counts = Counter()
   for task in tasks.values():
     counts.update(find_words(task.description))
-  tasks_of = {}
   used = Counter()
   offered = Counter()
   marks = []
@@ -134,7 +125,6 @@ def learn_vocabulary(
   for number, episode in enumerate(episodes):
     actions = []
     for step in episode.steps:
-      tasks_of.setdefault(step.observation, set()).add(episode.task_id)
       offered.update({*map(find_verb, find_pieces(step.observation))})
       used[find_verb(step.action)] += 1
       if number % stride == 0:
@@ -143,16 +133,12 @@ def learn_vocabulary(
   _, vectors_HxH = np.linalg.eigh(np.cov(np.array(marks), rowvar=False, ddof=0))
   directions_HxC = vectors_HxH[:, : -DIRECTIONS - 1 : -1].astype(np.float32)
   idf = {word: math.log(len(tasks) / count) for word, count in counts.items()}
-  shares = {}
-  for text, ids in tasks_of.items():
-    if len(ids) > 1:
-      shares[hash_text(text)] = len(ids) / len(tasks)
   verbs = [verb for verb, _ in used.most_common() if verb and offered[verb]]
   rarities = {}
   for verb in verbs[:VERBS]:
     log_share = math.log((offered[verb] + 1) / (used.total() + 1))
     rarities[verb] = min(1.0, -log_share / 2)
-  return Vocabulary(directions_HxC, idf, math.log(len(tasks)), shares, rarities)
+  return Vocabulary(directions_HxC, idf, math.log(len(tasks)), rarities)
 
 
 def weigh_words(vocabulary: Vocabulary, text: str) -> dict[str, float]:
@@ -192,7 +178,6 @@ class Tracker:
     self._verbs = Counter()
     self._large_calls = 0
     self._small_run = 0  # steps of SMALL since the last LARGE step
-    self._newest = self._newest_calls = 0  # steps and LARGE calls at the last new one
     self._score = self._gain = 0.0
     self._since_rise = [0, 0]  # steps since the score rose, by model
     # Words of the task in the newest observation, in the first one, new in the newest
@@ -219,9 +204,6 @@ class Tracker:
     self.observation = observation
     is_new = observation not in self._seen
     self._seen[observation] += 1
-    if is_new:
-      self._newest = len(self.steps)
-      self._newest_calls = self._large_calls
     self._words = find_words(observation) & self._weight_of.keys()
     self._new_words = frozenset()
     if self.steps:
@@ -258,22 +240,8 @@ class Tracker:
 
   @property
   def progress(self) -> tuple[int, ...]:
-    """Count progress and repetition before the decision (our choice).
-
-    Returns:
-      Six counts: earlier steps; earlier LARGE calls; the task's `max_steps`; steps
-      since the last new observation; LARGE calls since the last new observation;
-      observations that repeat an earlier one.
-    """
-    index = len(self.steps)
-    return (
-      index,
-      self._large_calls,
-      self.task.max_steps,
-      index - self._newest,
-      self._large_calls - self._newest_calls,
-      index + 1 - len(self._seen),
-    )
+    """Return the earlier steps, the earlier LARGE calls and the task's `max_steps`."""
+    return len(self.steps), self._large_calls, self.task.max_steps
 
   def read(self, inputs: Sequence[str]) -> np.ndarray:
     """Compute the inputs "facts", "offers" and "words" of the next decision, in order.
@@ -305,7 +273,6 @@ class Tracker:
       bool(self.steps) and self.observation == last.observation,
       min(self._results[last.action, self.observation], 4),
       min(seen, 5),
-      self._vocabulary.shares.get(hash_text(self.observation), 0.0),
       math.log1p(len(self.observation)) / 5,
       self._verbs[find_verb(last.action)] == 1,
       is_large,

@@ -21,7 +21,7 @@ from baar_jax.rollout.specs import Cap
 
 # The heads treat this number of remaining LARGE calls, or a larger one, as no cap.
 MAX_CALLS = 20
-TERMS = 12  # number of terms of a decision that `describe` computes
+TERMS = 9  # number of terms of a decision that `describe` computes
 # The advantage network's output is multiplied by this constant, because advantages are
 # smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
@@ -139,9 +139,7 @@ def describe(
     float32 [..., T], T = TERMS, scaled to about [0, 1] (our choice).
   """
   xp = jnp if isinstance(calls_left, jax.Array) else np
-  step, large_calls, max_steps, stale, stale_calls, repeats = xp.moveaxis(
-    progress, -1, 0
-  )
+  step, large_calls, max_steps = xp.moveaxis(progress, -1, 0)
   calls_left = xp.minimum(calls_left, MAX_CALLS)
   steps_left = xp.maximum(max_steps - step, 1)
   time = step / max_steps
@@ -156,9 +154,6 @@ def describe(
     time,
     time**0.5,
     large_calls / MAX_CALLS,
-    xp.log1p(stale) / 3,
-    xp.log1p(stale_calls) / 2,
-    repeats / max_steps,
   )
   return xp.stack(terms, axis=-1).astype(np.float32)
 
