@@ -283,8 +283,9 @@ def compare_forecast(
   """Correct predicted scores by their errors on dev; compare them with test scores.
 
   The correction is the mean error over dev tasks and caps. The quantiles `BAND` of
-  these errors make a band around each prediction (split conformal prediction, Vovk et
-  al. 2005, with the pairs of task and cap as exchangeable). Predictions and measured
+  these errors make a band around each prediction. This is split conformal prediction
+  (Vovk et al. 2005) without its correction for few tasks, so nothing is guaranteed.
+  Predictions and measured
   scores are of the same policies, `choice.forecast`. A cap under which no policy was
   played has no measured score.
 

@@ -40,11 +40,12 @@ PARAMETERS = {
 # Explanations on the page, by the part of the page.
 NOTES = {
   "area": (
-    "Area 0.50 is a coin flip between the two models for each task. Area 1.00 is "
+    "Area 0.50 is a coin flip between SMALL and LARGE for each task. Area 1.00 is "
     "LARGE's score at SMALL's price. Brackets are 95 % intervals."
   ),
   "main_budgets": (
-    "Score × 100 with at most K LARGE calls per task. The difference is paired by task."
+    "SR is the mean score × 100 in ScienceWorld, and the success rate elsewhere. It is "
+    "shown with at most K LARGE calls per task. The difference is paired by task."
   ),
   "frontier": (
     "Dollars per task, without the router's own compute. A line joins a family's "
@@ -53,8 +54,8 @@ NOTES = {
   "synthetic": "The tasks are synthetic, not the benchmark's own.",
   "gain": "A gain is the main family's figure minus the row's, paired by task.",
   "hard_budget": (
-    "SR is the environment's score × 100, Use% the mean number of LARGE calls divided "
-    "by K. A row is the family's best policy on dev."
+    "Use% is the mean number of LARGE calls divided by K. A row is the family's best "
+    "policy on dev."
   ),
   "paper": (
     "SR, and in brackets Use%. The paper's models, router and tasks are others."
@@ -93,7 +94,7 @@ NOTES = {
   ),
   "forecast": (
     "The mean score that the budget-conditioned router expects before the first step. "
-    "The value heads predict too much, so the mean error on dev is added; the column "
+    "The value heads may predict too much, so the mean error on dev is added. The column "
     "Predicted is without it. Intervals are over test and dev tasks. Measured is the "
     "mean score of the policies that the heads predict: cost weight 0, not cap-blind. "
     "The band of a task is between the 10 % and 90 % quantiles of the errors on dev."
