@@ -95,8 +95,8 @@ NOTES = {
   "forecast": (
     "The mean score that the budget-conditioned router expects before the first step. "
     "The value heads may predict too much, so the mean error on dev is added. The "
-    "column Predicted is without it. Intervals are over test and dev tasks. Measured is "
-    "the mean score of the policies that the heads predict: cost weight 0, not "
+    "column Predicted is without it. Intervals are over test and dev tasks. Measured "
+    "is the mean score of the policies that the heads predict: cost weight 0, not "
     "cap-blind. "
     "The band of a task is between the 10 % and 90 % quantiles of the errors on dev."
   ),
