@@ -105,6 +105,27 @@ def test_target_under_caps_and_cost_weights_by_hand():
     assert got == pytest.approx(target, abs=1e-6)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_target_under_a_cap_is_at_most_the_one_without(sign):
+  """The value rises or falls with the calls that are left. A step of SMALL earns nothing.
+
+  So each target without the bound equals the value, and only falling values change.
+  """
+  heads = make_heads(1)
+  zero = np.zeros((2, 1), np.float32)
+  one = np.ones((2, 1, 1), np.float32)
+  calls = np.zeros((2, 1 + head.TERMS, 1), np.float32)
+  calls[:, 1] = 1
+  nets = heads.nets._replace(value=[(calls, zero), (one, zero), (sign * one, zero)])
+  steps = [step(SMALL, 0.0, 0.0)] * 2
+  data = transitions_of([episode(0.0, *steps)], [0, 0])
+  data = data._replace(last_N=np.array([False, False]))
+  config = ValueConfig(updates=1, heads=2, noise=0, batch_decisions=64)
+  ((_, _, loss),) = fit_heads(heads._replace(nets=nets), data, config, seed=0)
+  # The value of no cap is SiLU(SiLU(1)) = 0.4936, and that of no call left is 0.
+  assert 0.01 < loss < 0.4936**2 if sign < 0 else loss == pytest.approx(0, abs=1e-9)
+
+
 def test_calls_left_by_hand():
   """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
   outlook = Outlook(0, usd=0.5, repeat_usd=0.2, cold_usd=0.6)
