@@ -136,6 +136,10 @@ CASES = [
     lambda tmp: load(tmp, "NoDefault"),
   ),
   (
+    "--config.env.options: skip_test_variations is -1, but must be at least 0; ...",
+    lambda tmp: table.make("scienceworld", {"skip_test_variations": -1}),
+  ),
+  (
     f"--config.env.options.size is 2, but this option does not exist; {OPTIONS}",
     lambda tmp: table.make("scienceworld", {"size": 2}),
   ),
