@@ -285,9 +285,8 @@ def compare_forecast(
   The correction is the mean error over dev tasks and caps. The quantiles `BAND` of
   these errors make a band around each prediction. This is split conformal prediction
   (Vovk et al. 2005) without its correction for few tasks, so nothing is guaranteed.
-  Predictions and measured
-  scores are of the same policies, `choice.forecast`. A cap under which no policy was
-  played has no measured score.
+  Predictions and measured scores are of the same policies, `choice.forecast`. A cap
+  under which no policy was played has no measured score.
 
   Args:
     dev: the evaluation on dev.
