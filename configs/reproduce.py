@@ -40,7 +40,7 @@ def get_config(setting: str = "") -> config.Config:
     c.references.plans += (config.SamplePlan("steps", 20, all_tasks),)
   c.baselines = dataclasses.replace(
     c.baselines,
-    rivals=sciworld.RIVALS,
+    rivals=(*sciworld.RIVALS, "cache-sticky", "one-escalation", "stage-rule"),
     ablations=tuple(config.ABLATIONS),
     compared_lam=compared,
   )
@@ -48,9 +48,9 @@ def get_config(setting: str = "") -> config.Config:
   c.models.prompt_cache = setting != "paper-costs"
   if setting in ("", "paper-costs"):
     c.env.dev_tasks = 24
-    c.env.test_tasks = 60
-    # No run of a published table and no trial has played the tasks after these. Up to
-    # 100 test tasks, none is one of the default run's.
+    c.env.test_tasks = 100
+    # No run of a published table and no trial has played the tasks after these. None of
+    # the 100 test tasks is one of the default run's.
     c.env.options["skip_test_variations"] = 25
     c.evaluate.call_budgets = (3, 5, 10, 15)
   # Every router is evaluated with the same three rules: the more probable model acts,
