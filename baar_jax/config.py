@@ -6,19 +6,17 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-# The value of env.kind for a served run, whose episodes come from clients of the
-# endpoint.
+# The value of env.kind for a served run, whose episodes come from clients.
 SERVED = "served"
 # The rival whose judge, the model of `baselines.judge`, is asked at every step.
 ZERO_SHOT = "zero-shot"
-# BoPO's ablations by name: the field that switches off one part of BoPO, and its value.
+# BoPO's ablations by name: the field that switches off a part, and its value.
 ABLATIONS = {
   "no-stratified": ("references.clone_large", True),
   "no-reference": ("bopo.reference_guided", False),
   "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
-# By the value of router.view: largest number of tokens that a view adds to a step's
-# texts, including those for the remaining caps.
+# Largest number of tokens that each router.view adds to a step's texts.
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}
 # Most rollout batches of the rival "vanilla", as a multiple of BoPO's number.
 VANILLA_BATCHES = 3
@@ -29,12 +27,15 @@ ROLLOUT_RANGE = 1_000_000
 # Largest cost weight for which value heads are trained; see router/head.py.
 MAX_COST_WEIGHT = 2.0
 CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
-# The pattern of valid addresses. Users, passwords, queries and fragments are refused,
-# because they may contain a key.
+# Addresses with users, passwords or queries are refused: they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
+FORMS = "^(chat/completions|responses|messages| )+$"
 VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+# Names of models that agents send by default, and what they stand for.
+ALIASES = (("claude-*haiku*", "baar:small"), ("claude-*", "baar"), ("gpt-*", "baar"))
 Share = Annotated[float, Field(ge=0, le=1)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
+PriceRow = Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)]
 STRICT = {"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
 section = dataclass(config=STRICT)
 validator = model_validator(mode="after")
@@ -144,7 +145,8 @@ class ModelsConfig:
     temperature: Sampling temperature of the models.
     max_completion_tokens: Largest number of tokens of a reply. The worst case of a call
       assumes a reply of this length.
-    wire: Wire form of the upstream endpoints: the name of its file in baar_jax/llms.
+    forms: Wire forms that the upstream endpoints offer to --stage=serve: one text for
+      all models, or one per model, such as "chat/completions responses". () is all.
     token_limit_field: Name of the request's field that carries `max_completion_tokens`.
     concurrency: Largest number of calls in flight at one model.
     timeout_s: Seconds within which the whole answer of an attempt must arrive. A slower
@@ -156,16 +158,14 @@ class ModelsConfig:
 
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
-  prices: tuple[
-    Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...
-  ] = ()
+  prices: tuple[PriceRow, ...] = ()
   prompt_cache: bool = True
   skills: tuple[Share, ...] = ()
   base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
   max_completion_tokens: int = positive(1024, 10**7)
-  wire: str = Field("chat_completions", pattern=r"^[a-z][a-z0-9_]*$")
+  forms: tuple[Annotated[str, Field(pattern=FORMS)], ...] = ()
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
@@ -181,7 +181,7 @@ class ModelsConfig:
     for field in ("prices", "skills"):
       is_valid = len(getattr(self, field)) in (0, count)
       require(is_valid, field, "() or a value for each of the names")
-    for field in ("base_urls", "key_variables"):
+    for field in ("base_urls", "key_variables", "forms"):
       is_valid = len(getattr(self, field)) in (0, 1, count)
       require(is_valid, field, "(), one value, or a value for each of the names")
     return self
@@ -591,6 +591,14 @@ class ServeConfig:
       failed.
     record_text: Whether the texts of tasks, results and actions are stored. Training
       needs them.
+    aliases: Pairs of a pattern of model names that clients send, and the name that
+      takes its place.
+    side_calls: Whether titles, summaries and the like go to SMALL and are no steps.
+    idle_s: Seconds after its last call after which a conversation is over.
+    report_s: Seconds after which a decision without a report counts at its worst case.
+    outcome: Command that gets a session's name and prints its score; "" runs none.
+    outcome_s: Seconds that this command may take.
+    keys: TOML file of clients' keys; docs/serving_reference.md has its form.
     key_variable: Name of the environment variable with the clients' key; "" is no key.
     max_sessions: Number of sessions for which the router's KV cache has room.
     max_body_mb: Largest body of a client's request in MiB.
@@ -607,9 +615,16 @@ class ServeConfig:
   reserve_usd: float = not_negative(0.0)
   fallback: bool = False
   record_text: bool = False
+  aliases: tuple[tuple[str, str], ...] = ALIASES
+  side_calls: bool = True
+  idle_s: float = positive(21_600.0)
+  report_s: float = positive(600.0)
+  outcome: str = ""
+  outcome_s: float = positive(600.0)
+  keys: str = ""
   key_variable: str = Field("", pattern=VARIABLE)
   max_sessions: int = positive(256, 10**5)
-  max_body_mb: float = positive(16.0, 1000)
+  max_body_mb: float = positive(64.0, 1000)
 
 
 @section

@@ -52,12 +52,14 @@ class Usage:
     cached_tokens: tokens of the prompt that were read from the prompt cache.
     completion_tokens: the tokens of the reply, reasoning included.
     cache_write_tokens: tokens of the prompt that were written to the prompt cache.
+    hour_write_tokens: those of them that were written for an hour.
   """
 
   prompt_tokens: int
   cached_tokens: int
   completion_tokens: int
   cache_write_tokens: int = 0
+  hour_write_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

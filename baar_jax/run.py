@@ -27,7 +27,7 @@ from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.llms.wire import endpoints, load_form
+from baar_jax.llms.wire import endpoints
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import Failure, Pair, run_episodes
@@ -477,7 +477,6 @@ def check_models(config: Config) -> None:
   if ZERO_SHOT in config.baselines.rivals:
     groups["baselines.judge"] = config.baselines.judge
   for group_name, group in groups.items():
-    load_form(group.wire)
     try:
       prices = prices_of(group.names, group.prices)
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():

@@ -68,7 +68,9 @@ class Client:
     return self.http.post(path, json=body, headers=headers)
 
   def session(self, name="s"):
-    return self.http.get(f"/v1/sessions/{name}").json()
+    """Return a session, with the fields of its newest conversation."""
+    session = self.http.get(f"/v1/sessions/{name}").json()
+    return session | {**session["conversations"][0], "id": session["id"]}
 
 
 @pytest.fixture

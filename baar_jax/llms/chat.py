@@ -20,18 +20,17 @@ from collections.abc import Callable, Coroutine, Iterator
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Task
+from baar_jax.episode import Call, Reply, Task, Usage
 from baar_jax.llms.agent import Agent, Messages, NoAnswer
 from baar_jax.llms.calls import Calls
-from baar_jax.llms.chat_completions import TIERS, read_usage
-from baar_jax.llms.client import Client, ask, run_in_thread
+from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.client import ROUNDING, Client, ask, run_in_thread
 from baar_jax.llms.prices import Cost, Reserve
+from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
-# A cost above its worst case by no more than this share is a rounding error of floats.
-ROUNDING = 1e-9
 
 
 class ChatPair:
@@ -164,18 +163,27 @@ class ChatModel(Client):
     While the run is being stopped, the attempt times out at once.
     """
     limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
-    answer = await self.send(body, limit_s)
-    return answer if isinstance(answer, Outcome) else read_reply(answer)
+    answer = await self.send(FORM, self.write(FORM, body), limit_s)
+    if isinstance(answer, Outcome):
+      return answer
+    fields = answer.fields
+    if not fields.keys() & {"choices", "usage"}:
+      return UNREADABLE
+    try:
+      usage, _ = self.price_usage(answer.meter)
+    except ImpossibleUsage as error:
+      problem = f"sent an answer that cannot be priced. {error}"
+      return Outcome(PRESUMED, problem, fatal=True)
+    return read_reply(fields, usage)
 
 
-def read_reply(fields: dict) -> Outcome:
-  """Read the outcome of an attempt (reply, usage, problem) from a provider's answer.
+def read_reply(fields: dict, usage: Usage) -> Outcome:
+  """Read the outcome of an attempt (reply or problem) from a provider's answer.
 
   Args:
     fields: a chat completion.
+    usage: the tokens of the answer.
   """
-  if not fields.keys() & {"choices", "usage"}:
-    return UNREADABLE
   text = ""
   is_cut = is_refused = False
   with contextlib.suppress(LookupError, TypeError, AttributeError):
@@ -187,18 +195,9 @@ def read_reply(fields: dict) -> Outcome:
     text = content.encode(errors="replace").decode()
     is_cut = reason == "length"
     is_refused = bool(message.get("refusal")) or reason == "content_filter"
-  usage = read_usage(fields)
-  if usage is None or text.strip() and not usage.completion_tokens:
-    return Outcome(
-      PRESUMED,
-      "sent an answer whose usage is missing or impossible, so that it cannot be "
-      "priced",
-      fatal=True,
-    )
-  if fields.get("service_tier") not in TIERS:
-    return Outcome(
-      PRESUMED, "answered from a service tier whose price is not known", fatal=True
-    )
+  if text.strip() and not usage.completion_tokens:
+    problem = "sent a text, but its usage has no tokens of a reply"
+    return Outcome(PRESUMED, problem, fatal=True)
   # A reply that was cut before any text has used all its tokens for reasoning. It
   # counts as a usable reply.
   if text.strip() or is_cut:
@@ -345,7 +344,7 @@ class ChatAgent(Agent):
     tokens = self.counted_tokens
     for message in messages[self.counted_messages :]:
       tokens += len(message["content"].encode()) + TOKENS_PER_MESSAGE
-    return self.model.bound_usd(tokens, self.model.write({}))
+    return self.model.bound_usd(FORM, tokens, self.model.write(FORM, {}))
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Replay the recorded reply to the messages, or ask the model for a reply.

@@ -14,6 +14,10 @@ from typing import NamedTuple
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
 
+# Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
+# of the price of input (Anthropic's).
+HOUR_WRITE = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Price:
@@ -68,6 +72,7 @@ class Price:
       )
     write_price = self.input if self.cache_write is None else self.cache_write
     prompt = fresh * self.input + cached * self.cached_input + written * write_price
+    prompt += usage.hour_write_tokens * (HOUR_WRITE * self.input - write_price)
     return (prompt + usage.completion_tokens * self.output) / 1e6
 
 

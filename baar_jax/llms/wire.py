@@ -3,15 +3,14 @@
 import base64
 import contextlib
 import dataclasses
-import importlib
 import ipaddress
 import itertools
 import json
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -130,45 +129,185 @@ class Complaint(TypedDict):
   code: str
 
 
-@dataclasses.dataclass(frozen=True)
-class WireForm:
-  """A protocol in which a provider's models are called.
+class ToolCall(NamedTuple):
+  """A tool call of a model: the tool's name, and its arguments as a text."""
 
-  All other code uses OpenAI's chat completions. A wire form translates requests from
-  chat completions to the protocol, and answers back.
+  name: str
+  arguments: str
+
+
+class Turn(NamedTuple):
+  """A message of a conversation, read from any wire form.
 
   Attributes:
-    path: path of requests, below the endpoint's base URL.
-    limits: fields of a translated request that limit the tokens of a reply.
-    headers: makes the headers that carry an endpoint's key and account.
-    write: translates a request for a model, and limits the tokens of its reply.
-    read_answer: translates the body of an answer to a chat completion; {} if it cannot
-      be read.
-    read_error: reads the error in the body of an HTTP error.
-    read_chunks: translates the events of a stream to chunks of a chat completion.
+    role: "assistant" for a model's reply; else "system", "user" or "tool".
+    text: the text of the message, without reasoning.
+    calls: the tool calls of a reply.
+  """
+
+  role: str
+  text: str
+  calls: tuple[ToolCall, ...] = ()
+
+
+class WireForm:
+  """A protocol in which clients call this program, and in which it calls models.
+
+  No form is translated to another one: a call reaches the model in the form of its
+  client. Each subclass is in a file of its own.
+
+  Attributes:
+    path: path of requests, below a base URL that ends with the version.
+    history: field of a request that has the messages.
+    opening: fields of a request that a model reads before the messages. If one of them
+      changes, the model's prompt cache no longer fits.
+    limits: fields of a request that limit the tokens of a reply.
+    counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
+    endings: types or texts of the events that end a stream.
   """
 
   path: str
+  history: str
+  opening: tuple[str, ...]
   limits: tuple[str, ...]
-  headers: Callable[[Endpoint, str], Mapping[str, str]]
-  write: Callable[[dict, Endpoint, ModelsConfig], dict]
-  read_answer: Callable[[bytes], dict]
-  read_error: Callable[[str], Complaint]
-  read_chunks: Callable[[AsyncIterator[str]], AsyncIterator[dict]]
+  counts_beside = False
+  endings: tuple[str, ...]
+
+  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
+    """Make the request headers that carry the key.
+
+    Args:
+      endpoint: the address of the model.
+      key: the key for this address.
+
+    Returns:
+      The value of each header, by its name in lower case.
+    """
+    return {"authorization": f"Bearer {key}"}
+
+  def write_request(
+    self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
+  ) -> dict:
+    """Write a request for a model.
+
+    A request without a limit on the tokens of a reply gets the configured limit.
+
+    Args:
+      body: the caller's request; its model is replaced.
+      endpoint: the model's name and address.
+      config: the settings, with the limit on the tokens of a reply.
+    """
+    request = {**body, "model": endpoint.model}
+    if not any(map(body.get, self.limits)):
+      request[self.limits[0]] = config.max_completion_tokens
+    return request
+
+  def read_turns(self, body: Mapping) -> list[Turn]:
+    """Read the messages of a request.
+
+    Raises:
+      ValueError: a message has a wrong field, or there is no message.
+    """
+    raise NotImplementedError
+
+  def read_reply(self, answer: Mapping) -> Turn:
+    """Read the model's reply in a whole answer.
+
+    Raises:
+      ValueError: the answer has another form.
+    """
+    raise NotImplementedError
+
+  def collect(self, answer: dict, event: Mapping) -> None:
+    """Add an event of a stream to the whole answer that `read_reply` reads."""
+    raise NotImplementedError
+
+  def is_hidden(self, event: Mapping, body: Mapping) -> bool:
+    """Tell whether the client has not asked for an event of its stream."""
+    return False
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a whole answer whose reply is a text and which cost nothing."""
+    raise NotImplementedError
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write the events of a stream that carries a whole answer."""
+    raise NotImplementedError
+
+  def write_error(self, error: dict, status: int) -> dict:
+    """Write the body of an error.
+
+    Args:
+      error: the error in OpenAI's form: message, type, code and further fields.
+      status: the HTTP status.
+    """
+    return {"error": error}
+
+  def write_failure(self, error: dict, status: int) -> dict:
+    """Write the event of a stream that breaks off with an error."""
+    return self.write_error(error, status)
 
 
-def load_form(name: str) -> WireForm:
-  """Load a wire form: the value FORM in the file NAME.py of this folder.
+def read_error(text: str | bytes) -> Complaint:
+  """Read the message, type and code in the body of an HTTP error, in any wire form.
+
+  A field that is missing in the body is "" in the result.
+  """
+  fields = read_json(text) or {}
+  error = fields.get("error", fields)
+  if not isinstance(error, dict):
+    error = {}
+  return Complaint(
+    message=str(error.get("message") or ""),
+    type=str(error.get("type") or ""),
+    code=str(error.get("code") or ""),
+  )
+
+
+def read_content(content: object) -> str:
+  """Read the text of a message's content: a text, or a list of parts.
+
+  A part without a text is read as its type in brackets, such as "[image_url]".
 
   Raises:
-    ValueError: there is no such file, or it has no FORM.
+    ValueError: the content is neither a text nor a list of parts.
   """
-  with contextlib.suppress(ModuleNotFoundError):
-    form = vars(importlib.import_module(f"{__package__}.{name}")).get("FORM")
-    if form:
-      return form
-  expected = "chat_completions, or to the name of a file in baar_jax/llms with a FORM"
-  raise ValueError(f"--config.models.wire is {name!r}. Set it to {expected}.")
+  if content is None:
+    return ""
+  if isinstance(content, str):
+    return check_text(content)
+  texts = []
+  for part in check_objects(content, "content"):
+    text = part.get("text")
+    texts.append(f"[{part.get('type')}]" if text is None else check_text(text))
+  return "\n".join(texts)
+
+
+def check_text(text: object) -> str:
+  """Return a text.
+
+  Raises:
+    ValueError: it is no text, or it has half a surrogate pair, which UTF-8 lacks.
+  """
+  if not isinstance(text, str):
+    raise ValueError("a text is missing, or is not a text")
+  text.encode()
+  return text
+
+
+def check_objects(values: object, field: str) -> list[dict]:
+  """Return a list of JSON objects.
+
+  Args:
+    values: the value of the field.
+    field: the name of the field.
+
+  Raises:
+    ValueError: it is no list of JSON objects.
+  """
+  if not isinstance(values, list) or not all(isinstance(v, dict) for v in values):
+    raise ValueError(f"{field} must be a list of JSON objects")
+  return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +322,7 @@ class Outcome:
     usage: tokens of an attempt of kind REPLY or RETRY.
     fatal: whether no call to this endpoint can succeed.
     hopeless: whether this call cannot succeed, although other calls may.
+    is_paused: whether the model was not asked, because it has failed all the time.
     wait_s: seconds that the provider asks to wait before the next attempt.
     status: the HTTP status of an error that the provider answered. For a failure
       without an answer, 504 after a time-out, else 502.
@@ -197,6 +337,7 @@ class Outcome:
   usage: Usage = Usage(0, 0, 0)
   fatal: bool = False
   hopeless: bool = False
+  is_paused: bool = False
   wait_s: float = 0.0
   status: int = 502
   message: str = ""

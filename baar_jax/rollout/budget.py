@@ -87,12 +87,11 @@ class DollarBudget:
       limit_usd: the cap; None is no cap.
       spent_usd: the dollars that were already settled before this object was made.
     """
-    self.limit_usd = limit_usd
-    self._limit = math.inf if limit_usd is None else _to_fraction(limit_usd)
     self._settled = _to_fraction(spent_usd)
     # The worst case of each call in flight, by its reservation.
     self._reserved: dict[object, Fraction] = {}
     self._changed = threading.Condition()
+    self.change_limit(limit_usd)
 
   @property
   def remaining(self) -> float:
@@ -103,6 +102,13 @@ class DollarBudget:
   def settled_usd(self) -> float:
     """Return the settled dollars, including those from before this budget's start."""
     return float(self._settled)
+
+  def change_limit(self, limit_usd: float | None) -> None:
+    """Replace the cap; None is no cap. What is reserved and settled stays."""
+    with self._changed:
+      self.limit_usd = limit_usd
+      self._limit = math.inf if limit_usd is None else _to_fraction(limit_usd)
+      self._changed.notify_all()
 
   def lost_usd(self, steps: Iterable[Step]) -> float:
     """Compute the settled dollars of calls that no step contains.

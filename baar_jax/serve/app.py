@@ -1,12 +1,13 @@
 """Answer clients' HTTP requests: chat completions, decisions, scores, and pages."""
 
-import asyncio
+import contextlib
 import functools
+import hashlib
 import hmac
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import jinja2
@@ -18,17 +19,20 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from baar_jax.llms.client import LOST, Stream
-from baar_jax.llms.wire import explain
-from baar_jax.serve.exchange import NAME, Exchange
-from baar_jax.serve.request import Refusal, SessionScore, read_body
-from baar_jax.serve.routed import EXHAUSTED, RoutedCall
-from baar_jax.serve.sessions import Session
+from baar_jax.llms import chat_completions, messages
+from baar_jax.llms.client import FORMS
+from baar_jax.llms.usage import ImpossibleUsage
+from baar_jax.llms.wire import Outcome, WireForm
+from baar_jax.rollout.specs import Cap
+from baar_jax.serve.exchange import NAME, ClientKey, Exchange
+from baar_jax.serve.request import Caps, ListQuery, Refusal, SessionScore, read_body
+from baar_jax.serve.routed import EXHAUSTED, write_event
+from baar_jax.serve.sessions import Purse
 
 SHOWN_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
 # A function that answers the HTTP requests of one route (a method and a path).
-RouteHandler = Callable[[Request], Awaitable[ASGIApp]]
+RouteHandler = Callable[[Request, ClientKey], Awaitable[ASGIApp]]
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -38,69 +42,82 @@ TEMPLATE_DIRS = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 class App(Starlette):
   """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
 
-  def __init__(self, exchange: Exchange, key: str):
+  def __init__(self, exchange: Exchange, keys: Mapping[str, ClientKey]):
     """Set up the routes of an exchange.
 
     Args:
-      key: clients must send this key as a bearer token; "" means that clients need no
-        key.
+      keys: the keys that clients may send, by their SHA-256 in hexadecimal digits;
+        {} means that clients need no key.
     """
     self.exchange = exchange
-    self._key = key
-    # Tasks that close the connection to a model after its streamed answer.
-    self._closing: set[asyncio.Future] = set()
+    self._keys = keys
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
     self._page = jinja.get_template("sessions.html.j2")
     table = {
-      "POST /v1/chat/completions": self._with_body(self._chat),
       "POST /v1/decision": self._with_body(self._answer_decision),
       "GET /v1/models": self._list_models,
+      "POST /v1/messages/count_tokens": self._with_body(self._count_tokens),
+      "GET /v1/sessions": self._list_sessions,
       "POST /v1/sessions/{id:path}/score": self._with_body(self._score_session),
       "GET /v1/sessions/{id:path}": self._show_session,
+      "PATCH /v1/sessions/{id:path}": self._with_body(self._change_session),
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
     }
+    for path, form in FORMS.items():
+      answer = functools.partial(self._answer_call, form)
+      table[f"POST /v1/{path}"] = self._with_body(answer)
     routes = [Route("/health", lambda request: JSONResponse({"status": "ok"}))]
     for method_and_path, handle in table.items():
       method, path = method_and_path.split()
-      routes.append(Route(path, self._guard(handle), methods=[method]))
-    names = ", ".join(table).replace(":path", "")
+      # For clients that can only set a URL: NAME is the session's name.
+      for prefix in ("", "/s/{session}"):
+        routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
+    names = ", ".join(sorted(table)).replace(":path", "")
 
     async def refuse(request: Request, error: HTTPException) -> Response:
       """Answer a request whose path or method is unknown, with the list of routes."""
       problem = f"Unknown path or method. This server answers {names}, GET /health."
-      body = Refusal(error.status_code, problem).body
-      return JSONResponse(body, error.status_code, error.headers)
+      return respond_error(Refusal(error.status_code, problem), request)
 
-    super().__init__(routes=routes, exception_handlers={HTTPException: refuse})
+    @contextlib.asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+      """Look for conversations that are over, as long as the server runs."""
+      exchange.start(exchange.watch())
+      yield
+
+    handlers = {HTTPException: refuse}
+    super().__init__(routes=routes, exception_handlers=handlers, lifespan=live)
 
   def _with_body(
-    self, handle: Callable[[Request, dict], Awaitable[ASGIApp]]
+    self, handle: Callable[[Request, ClientKey, dict], Awaitable[ASGIApp]]
   ) -> RouteHandler:
     """Return a route handler that reads a request's JSON body and passes it on."""
 
-    async def answer(request: Request) -> ASGIApp:
+    async def answer(request: Request, key: ClientKey) -> ASGIApp:
       """Read the request's body, and answer the request by `handle`."""
       body = await read_body(request, self.exchange.config.serve.max_body_mb)
-      return await handle(request, body)
+      return await handle(request, key, body)
 
     return answer
 
-  def _guard(self, handle: RouteHandler) -> RouteHandler:
-    """Return a route handler that checks the client's key before it calls `handle`.
+  def _guard(self, handle: RouteHandler) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """Return a function that checks the client's key before it calls `handle`.
 
-    If `handle` raises an exception, the client gets an error answer in OpenAI's form.
+    If `handle` raises an exception, the client gets an error in the form that it
+    speaks.
     """
 
     async def answer(request: Request) -> ASGIApp:
       """Check the client's key, and answer the request or its error."""
       try:
-        self._check_client(request)
-        return await handle(request)
+        return await handle(request, self._check_client(request))
       except Refusal as error:
         refusal = error
+      except ImpossibleUsage as error:
+        refusal = Refusal(400, str(error))
       except ClientDisconnect:
         refusal = Refusal(400, "The client closed the connection. Send the call again.")
       except Exception as bug:  # The request is private, so it is not printed.
@@ -111,109 +128,69 @@ class App(Starlette):
           f"This server has a bug ({kind}). Report it to its operator.",
           "server_error",
         )
-      # OpenAI's clients repeat some refused calls by themselves, such as those with
-      # status 409 or 429. This header stops them, because the same call would be
-      # refused again.
-      headers = {"x-should-retry": "false"} if refusal.status < 500 else None
-      return JSONResponse(refusal.body, refusal.status, headers)
+      return respond_error(refusal, request)
 
     return answer
 
-  def _check_client(self, request: Request) -> None:
-    """Refuse a client that may not call this server.
+  def _check_client(self, request: Request) -> ClientKey:
+    """Find the key that a client has sent.
 
     Raises:
       Refusal: the client's key is wrong, or the server has no key and the client's URL
         has another host than those in LOCAL.
     """
-    if not self._key and request.url.hostname not in LOCAL:
+    if not self._keys and request.url.hostname not in LOCAL:
       # A web page of another site may point its host name at this machine, and so call
       # this server from the user's browser (DNS rebinding).
       names = " or ".join(LOCAL)
       raise Refusal(403, f"This server has no key, so call it as {names}.")
-    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if self._key and not hmac.compare_digest(sent.encode(), self._key.encode()):
-      problem = (
-        "Wrong or missing key. Send 'Authorization: Bearer KEY' with this server's key."
-      )
-      raise Refusal(401, problem, code="invalid_api_key")
+    if not self._keys:
+      return ClientKey()
+    for name in ("authorization", "x-api-key"):
+      sent = request.headers.get(name, "").removeprefix("Bearer ")
+      digest = hashlib.sha256(sent.encode()).hexdigest()
+      for known, key in self._keys.items():
+        if hmac.compare_digest(digest, known):
+          return key
+    problem = "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key."
+    raise Refusal(401, problem, code="invalid_api_key")
 
-  async def _chat(self, request: Request, body: dict) -> ASGIApp:
-    """Answer a chat completion: choose a model, call it, and book the reply's cost."""
-    exchange = self.exchange
-    call = exchange.receive(request.headers, body)
+  async def _answer_call(
+    self, form: WireForm, request: Request, key: ClientKey, body: dict
+  ) -> Response:
+    """Answer a call in its wire form: choose a model, call it, and book the cost."""
+    headers = read_headers(request)
+    is_stream = bool(body.get("stream"))
     try:
-      routed = await exchange.decide(call)
-      answer = await exchange.forward(routed)
+      delivery = self.exchange.deliver(key, form, headers, body)
+      fields, own_headers = await delivery.wait()
     except Refusal as refusal:
-      is_partial = request.headers.get("x-baar-on-exhausted") == "partial"
+      is_partial = headers.get("x-baar-on-exhausted") == "partial"
       if refusal.code != EXHAUSTED or not is_partial:
         raise
-      return make_response(write_empty_answer(), body, call.headers)
-    if isinstance(answer, Stream):
-      return functools.partial(self._stream, routed, answer)
-    routed.book_reply(answer)
-    usage = answer.get("usage")
-    answer["usage"] = dict(usage if isinstance(usage, dict) else {}, cost=routed.usd)
-    answer["model"] = routed.upstream.name
-    return make_response(answer, body, routed.headers)
+      return respond(form, form.write_answer("", NAME), is_stream)
+    if not fields:
+      return StreamingResponse(
+        delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
+      )
+    if await request.is_disconnected():
+      delivery.is_dropped = True
+    return respond(form, fields, is_stream, own_headers)
 
-  async def _stream(
-    self, routed: RoutedCall, answer: Stream, *connection: object
-  ) -> None:
-    """Send a streamed answer, and book its cost even if the stream breaks.
+  async def _count_tokens(
+    self, request: Request, key: ClientKey, body: dict
+  ) -> Response:
+    """Pass a request for a count of tokens on to SMALL. It costs nothing."""
+    upstream = self.exchange.upstreams[0]
+    path = "messages/count_tokens"
+    answer = await upstream.count_tokens(body, path, read_headers(request))
+    if isinstance(answer, Outcome):
+      raise upstream.refuse(answer, messages.FORM)
+    return JSONResponse(answer.fields)
 
-    Args:
-      connection: an ASGI connection: its scope, and its functions receive and send.
-    """
-    chunks = self._relay(routed, answer)
-    response = StreamingResponse(
-      chunks, headers=routed.headers, media_type=EVENT_STREAM
-    )
-    try:
-      await response(*connection)
-    finally:  # Book a broken stream too.
-      routed.book_reply({}, is_whole=False)
-      closing = asyncio.ensure_future(answer.response.aclose())
-      # The event loop keeps only a weak reference to a task. This set keeps the task
-      # until its end.
-      self._closing.add(closing)
-      closing.add_done_callback(self._closing.discard)
-
-  async def _relay(self, routed: RoutedCall, answer: Stream) -> AsyncIterator[bytes]:
-    """Yield the events of a streamed answer, and book the reply's cost.
-
-    A chunk is sent when the next one has arrived, because the dollars are added to the
-    last chunk with content.
-    """
-    model_field = {"model": routed.upstream.name}
-    usage_chunk = {}
-    pending = {}
-    try:
-      async for chunk in answer.chunks():
-        if isinstance(chunk.get("usage"), dict):
-          # Some models report their usage in several chunks. The last report counts.
-          usage_chunk = chunk
-        if chunk.get("choices"):
-          if pending:
-            yield write_event(pending)
-          pending = chunk | model_field
-          pending.pop("usage", None)
-    except LOST as failure:
-      refusal = routed.refuse(explain(failure))
-      yield write_event(refusal.body)
-      return
-    routed.book_reply(usage_chunk)
-    options = routed.call.body.get("stream_options") or {}
-    if pending and options.get("include_usage"):
-      yield write_event(pending)
-      pending = {}
-    last_chunk = pending or usage_chunk | model_field | {"choices": []}
-    usage = dict(usage_chunk.get("usage", {}), cost=routed.usd)
-    yield write_event(last_chunk | {"usage": usage})
-    yield write_event("[DONE]")
-
-  async def _answer_decision(self, request: Request, body: dict) -> Response:
+  async def _answer_decision(
+    self, request: Request, key: ClientKey, body: dict
+  ) -> Response:
     """Answer a decision alone, for a client that calls the chosen model itself.
 
     If the body has the `decision_id` of an earlier decision, book the usage that the
@@ -222,49 +199,96 @@ class App(Starlette):
     exchange = self.exchange
     if "decision_id" in body:
       routed = exchange.book_report(body["decision_id"], body)
-      fields = exchange.describe(routed.session)
+      fields = exchange.describe(routed.call.purse)
       return JSONResponse(fields, headers=routed.headers)
-    routed = await exchange.decide(exchange.receive(request.headers, body))
+    # A body with another field than `messages` is in the form of Responses.
+    form = chat_completions.FORM
+    for other in FORMS.values():
+      if form.history not in body and other.history in body:
+        form = other
+    call = exchange.receive(key, form, read_headers(request), body)
+    outlooks = exchange.forecast(call) if call.conversation else ()
+    routed = await exchange.decide(call)
     number = exchange.reserve_reported(routed)
-    left = routed.session.remaining_caps
+    left = call.purse.remaining_caps
     expected_usd = {}
     warm_tokens = {}
-    for name, outlook in zip(exchange.names, exchange.forecast(routed.call)):
+    for name, outlook in zip(exchange.names, outlooks):
       expected_usd[name] = outlook.usd
       warm_tokens[name] = outlook.warm_tokens
     fields = dict(
       decision_id=number,
-      session_id=routed.session.id,
+      session_id=call.purse.name,
+      conversation=call.conversation and call.conversation.id,
       model=routed.upstream.name,
       probabilities=dict(zip(exchange.names, routed.p_A)),
       p_large=routed.large_p,
       expected_usd=expected_usd,
       warm_tokens=warm_tokens,
-      switch_usd=routed.session.switch_usd,
       left_usd=left.usd,
       left_large_calls=left.calls,
     )
     return JSONResponse(fields, headers=routed.headers)
 
-  async def _score_session(self, request: Request, body: dict) -> Response:
-    """End a session with its score, and respond with its caps, dollars and steps."""
-    session = self._find_session(request)
-    self.exchange.finish(session, SessionScore.read(body))
-    return JSONResponse(self.exchange.describe(session))
+  async def _score_session(
+    self, request: Request, key: ClientKey, body: dict
+  ) -> Response:
+    """End a session's task with its score, and respond with its caps and dollars."""
+    purse = self._find_purse(request, key)
+    self.exchange.score(purse, SessionScore.read(body))
+    return JSONResponse(self.exchange.describe(purse))
 
-  async def _show_session(self, request: Request) -> Response:
-    """Respond with a session's caps, dollars and steps."""
-    return JSONResponse(self.exchange.describe(self._find_session(request)))
+  async def _show_session(self, request: Request, key: ClientKey) -> Response:
+    """Respond with a session's caps, dollars and conversations."""
+    return JSONResponse(self.exchange.describe(self._find_purse(request, key)))
 
-  async def _list_models(self, request: Request) -> Response:
-    """Respond with the model names that clients may send."""
+  async def _change_session(
+    self, request: Request, key: ClientKey, body: dict
+  ) -> Response:
+    """Replace the caps of a session that an operator names.
+
+    Raises:
+      Refusal: the client is no operator.
+    """
+    if not key.is_operator:
+      raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
+    purse = self._find_purse(request, key)
+    caps = Caps.read(body)
+    cap = purse.cap
+    if "max_usd" in caps.model_fields_set:
+      cap = Cap(cap.calls, caps.max_usd)
+    if "max_large_calls" in caps.model_fields_set:
+      cap = Cap(caps.max_large_calls, cap.usd)
+    self.exchange.sessions.change_caps(purse, cap)
+    return JSONResponse(self.exchange.describe(purse))
+
+  async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the client's sessions, the newest first, in pages."""
+    query = ListQuery.read(dict(request.query_params))
+    client = query.client if key.is_operator else key.name
+    sessions = self.exchange.sessions
+    purses = sessions.list_purses(client, query.before_s, query.limit)
+    data = [self.exchange.describe(purse) for purse in purses]
+    return JSONResponse(dict(object="list", data=data))
+
+  async def _list_models(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the model names that clients may send, in the form they speak."""
     caps = self.exchange.config.evaluate.call_budgets
+    names = [*self.exchange.served, *(f"{NAME}:K={K}" for K in caps)]
+    if "anthropic-version" not in request.headers:
+      models = []
+      for name in names:
+        models.append(dict(id=name, object="model", created=0, owned_by=NAME))
+      return JSONResponse(dict(object="list", data=models))
     models = []
-    for name in (*self.exchange.served, *(f"{NAME}:K={K}" for K in caps)):
-      models.append(dict(id=name, object="model", created=0, owned_by=NAME))
-    return JSONResponse(dict(object="list", data=models))
+    # Claude Code lists only names that begin like this one, which is an alias.
+    for name in (f"claude-{NAME}", *names):
+      created = "2026-01-01T00:00:00Z"
+      models.append(dict(type="model", id=name, display_name=name, created_at=created))
+    ends = dict(first_id=models[0]["id"], last_id=models[-1]["id"])
+    return JSONResponse(dict(data=models, has_more=False, **ends))
 
-  async def _show_metrics(self, request: Request) -> Response:
+  async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
     """Respond with the attempts at model calls and their dollars, for Prometheus."""
     registry = prometheus.CollectorRegistry()
     make_counter = functools.partial(
@@ -279,64 +303,66 @@ class App(Starlette):
     text = prometheus.generate_latest(registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
-  async def _show_page(self, request: Request) -> Response:
+  async def _show_page(self, request: Request, key: ClientKey) -> Response:
     """Respond with the HTML page of the newest sessions."""
     exchange = self.exchange
-    sessions = [
-      exchange.describe(session) | {"label": exchange.label(session)}
-      for session in exchange.sessions.list_newest(SHOWN_SESSIONS)
-    ]
+    client = None if key.is_operator else key.name
+    purses = exchange.sessions.list_purses(client, time.time(), SHOWN_SESSIONS)
     page = self._page.render(
-      names=exchange.names, run=exchange.config, sessions=sessions
+      names=exchange.names,
+      run=exchange.config,
+      sessions=[exchange.describe(purse) for purse in purses],
     )
     return HTMLResponse(page)
 
-  def _find_session(self, request: Request) -> Session:
-    """Find the session whose id is in the path. Raises Refusal if there is none."""
-    session = self.exchange.sessions.find(request.path_params["id"])
-    if session is None:
+  def _find_purse(self, request: Request, key: ClientKey) -> Purse:
+    """Find the client's session in the path. Raises Refusal if there is none."""
+    client = None if key.is_operator else key.name
+    name = request.path_params["id"]
+    purse = self.exchange.sessions.find_purse(client, name)
+    if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
-    return session
+    return purse
 
 
-def write_empty_answer() -> dict:
-  """Write the answer without text for a client whose caps allow no further call.
-
-  Clients that send x-baar-on-exhausted: partial get this answer in place of an error.
-  """
-  message = dict(role="assistant", content="")
-  return dict(
-    id="exhausted",
-    object="chat.completion",
-    created=int(time.time()),
-    model=NAME,
-    choices=[dict(index=0, message=message, finish_reason="length")],
-    usage=dict(cost=0.0, prompt_tokens=0, completion_tokens=0, total_tokens=0),
-  )
+def read_headers(request: Request) -> dict[str, str]:
+  """Return a request's headers, and the session's name in its URL as "url"."""
+  headers = dict(request.headers)
+  if name := request.path_params.get("session"):
+    headers["url"] = name
+  return headers
 
 
-def make_response(fields: dict, body: dict, headers: dict[str, str]) -> Response:
+def respond(
+  form: WireForm,
+  answer: dict,
+  is_stream: bool,
+  headers: Mapping[str, str] | None = None,
+) -> Response:
   """Make the response that carries a whole answer.
 
-  If the client asked for a stream, the answer is sent as a stream of one chunk.
-
   Args:
-    fields: the chat completion.
-    body: the body of the client's call.
+    form: the wire form of the call.
+    answer: the answer.
+    is_stream: whether the client asked for a stream. The stream has few events then.
     headers: the headers of the response.
   """
+  if is_stream:
+    content = b"".join(map(write_event, form.write_stream(answer)))
+    return Response(content, headers=headers, media_type=EVENT_STREAM)
   # JSON escapes all characters beyond ASCII here, because a model's text may end with
   # half a surrogate pair, which UTF-8 cannot encode.
-  content = json.dumps(fields)
-  if not body.get("stream"):
-    return Response(content, headers=headers, media_type="application/json")
-  choices = [dict(choice, delta=choice.get("message")) for choice in fields["choices"]]
-  chunk = dict(fields, object="chat.completion.chunk", choices=choices)
-  content = write_event(chunk) + write_event("[DONE]")
-  return Response(content, headers=headers, media_type=EVENT_STREAM)
+  content = json.dumps(answer)
+  return Response(content, headers=headers, media_type="application/json")
 
 
-def write_event(data: dict | str) -> bytes:
-  """Write one server-sent event. Its data is the text, or the JSON of the dict."""
-  text = data if isinstance(data, str) else json.dumps(data)
-  return f"data: {text}\n\n".encode()
+def respond_error(refusal: Refusal, request: Request) -> Response:
+  """Make the response to a refused request, in the form that the client speaks."""
+  form = chat_completions.FORM
+  if "/v1/messages" in request.url.path or "anthropic-version" in request.headers:
+    form = messages.FORM
+  # OpenAI's clients repeat some refused calls by themselves, such as those with status
+  # 409 or 429. This header stops them, because the same call would be refused again.
+  headers = {"x-should-retry": "false"} if refusal.status < 500 else None
+  body = form.write_error(refusal.body["error"], refusal.status)
+  return JSONResponse(body, refusal.status, headers)

@@ -1,26 +1,20 @@
-"""Read a client's request: its session, caps and model name, and its messages."""
+"""Read a client's request: its names, caps and model name, and its messages."""
 
 import dataclasses
 import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import (
-  AliasChoices,
-  AliasPath,
-  BaseModel,
-  Field,
-  StringConstraints,
-  ValidationError,
-)
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.episode import Step
 from baar_jax.llms.agent import parse_action
-from baar_jax.llms.wire import read_json
+from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.wire import Turn, WireForm, read_json
 from baar_jax.rollout.specs import Cap
 
 # Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
@@ -32,24 +26,73 @@ CALL_CAP = re.compile(r":K=(\d{1,9})(?![^:])")
 Id = Annotated[
   str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
 ]
-# A bound on the length makes Pydantic refuse texts with half a surrogate pair, which
-# UTF-8 cannot encode.
-Text = Annotated[str, Field(max_length=10**9)]
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
 # Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
-# choice).
+# choice); the types of such parts, and the fields that hold their data or address.
 PART_TOKENS = 50_000
-PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
-# Fields of a request that a model reads before the messages. If one of them changes,
-# the model's prompt cache no longer fits.
-DIGESTED_FIELDS = ("tools", "functions", "response_format")
+PART_KINDS = (
+  "image_url",
+  "video_url",
+  "audio_url",
+  "input_audio",
+  "file",
+  "image",
+  "document",
+  "input_image",
+  "input_file",
+)
+PART_FIELDS = {
+  "image_url",
+  "video_url",
+  "audio_url",
+  "input_audio",
+  "file",
+  "file_data",
+  "file_url",
+  "source",
+}
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
-# Names of the body's field and the header that may hold a session's id. The first one
-# in this order that a request has counts.
-SESSION_ID = AliasChoices(
-  "session_id", AliasPath("metadata", "session_id"), "x-session-id"
+# Where clients name their session. The first place that a request has counts: a header,
+# or a field of the body after "body.".
+SESSION_NAMES = (
+  "x-baar-session-id",
+  "x-session-id",
+  "url",  # the NAME in /s/NAME/v1
+  "x-claude-code-session-id",
+  "session-id",  # Codex
+  "session_id",
+  "x-codex-turn-metadata",
+  "x-opencode-session",
+  "x-litellm-session-id",  # LiteLLM and OpenHands
+  "x-litellm-trace-id",
+  "x-task-id",  # Cline
+  "agent-session-id",  # Goose
+  "body.session_id",
+  "body.metadata.session_id",
+  "body.litellm_session_id",
+  "body.metadata.user_id",  # Claude Code
+  "body.prompt_cache_key",
+)
+# Where clients name a conversation within a session. All names that a request has count
+# together.
+CONVERSATION_NAMES = (
+  "x-baar-conversation",
+  "x-claude-code-agent-id",
+  "thread-id",  # Codex
+  "x-openai-subagent",
+)
+# OpenCode names the session of a subagent's parent here. The subagent draws on the
+# parent's purse.
+PARENT_NAME = "x-parent-session-id"
+# Places whose text has the session's id among other ids.
+ID_IN_TEXT = re.compile(r"session_(?:id\W+)?([\w-]{8,})")
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
+# Texts that Codex and Claude Code put before the task of the user.
+SURROUNDINGS = re.compile(
+  r"<(environment_context|system-reminder|user_instructions)>.*?</\1>", re.DOTALL
 )
 
 
@@ -106,6 +149,10 @@ class StrictRecord(BaseModel):
       raise Refusal(400, f"Correct the field {place}: {problem['msg']}") from None
 
 
+SESSION = "the session's name"
+CONVERSATION = "the conversation's name"
+
+
 class CallFields(StrictRecord):
   """The fields of a client's call that set its policy, its session and its caps.
 
@@ -116,7 +163,9 @@ class CallFields(StrictRecord):
     model: the name of the policy that decides, perhaps with a cap on LARGE calls, such
       as "baar:K=5".
     n: the number of replies that the client asks for.
-    id: the session's id.
+    purse: the session's name; its purse has the caps.
+    conversation: the name of a conversation within the session; "" without one.
+    parent: the session of the agent that this agent works for.
     usd_limit: the session's cap in US dollars, from the header x-baar-max-usd.
     call_limit: the session's cap on LARGE calls, from the header
       x-baar-max-large-calls. A cap in `model` counts too; see `large_calls`.
@@ -127,8 +176,11 @@ class CallFields(StrictRecord):
   n: int | None = Field(None, ge=1, le=128)
   max_tokens: Tokens | None = None
   max_completion_tokens: Tokens | None = None
+  max_output_tokens: Tokens | None = None
   stream_options: dict | None = None
-  id: Id | None = Field(None, validation_alias=SESSION_ID)
+  purse: Id | None = Field(None, alias=SESSION)
+  conversation: str = Field("", alias=CONVERSATION, max_length=1024)
+  parent: Id | None = Field(None, alias=PARENT_NAME)
   task_id: Id | None = Field(None, alias="x-baar-task")
   usd_limit: float | None = Field(
     None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9
@@ -144,15 +196,26 @@ class CallFields(StrictRecord):
 
     A field of the body with the value null counts as missing.
 
+    Args:
+      headers: the headers, and the session's name in the URL under the name "url".
+
     Raises:
       Refusal: a field is missing, has another type, or is out of its bounds.
     """
+    places = {**headers}
+    metadata = body.get("metadata")
+    for prefix, fields in (("body.", body), ("body.metadata.", metadata)):
+      for name, value in fields.items() if isinstance(fields, dict) else ():
+        places[prefix + name] = value
     fields = drop_nulls(body)
-    metadata = fields.get("metadata")
-    fields["metadata"] = drop_nulls(metadata if isinstance(metadata, dict) else {})
     for name, value in headers.items():
       if name.startswith("x-"):
         fields[name] = value
+    fields[SESSION] = next(find_names(places, SESSION_NAMES), None)
+    names = [*find_names(places, CONVERSATION_NAMES)]
+    if PARENT_NAME in headers:
+      names.append(fields[SESSION] or "")
+    fields[CONVERSATION] = "/".join(map(str, names))
     return cls.read(fields)
 
   @property
@@ -179,10 +242,36 @@ class CallFields(StrictRecord):
 
 
 class SessionScore(StrictRecord):
-  """The score and the task's name, which a client sends to end a session."""
+  """The score and the task's name, which a client sends to end a session.
+
+  Attributes:
+    conversation: the number of the conversation; None is the one with the most steps.
+  """
 
   score: float = Field(ge=0, le=1)
   task: Id | None = None
+  conversation: int | None = None
+
+
+class Caps(StrictRecord):
+  """New caps of a session; null removes a cap."""
+
+  max_usd: float | None = Field(None, ge=0, le=1e9)
+  max_large_calls: int | None = Field(None, ge=0, le=10**9)
+
+
+class ListQuery(StrictRecord):
+  """The filters of a list of sessions.
+
+  Attributes:
+    client: the name of a client's key.
+    before_s: only sessions that changed before this time, in seconds since 1970.
+    limit: the largest number of sessions.
+  """
+
+  client: str | None = None
+  before_s: float = Field(1e12, strict=False)
+  limit: int = Field(20, strict=False, ge=1, le=100)
 
 
 async def read_body(request: Request, limit_mb: float) -> dict:
@@ -213,6 +302,25 @@ async def read_body(request: Request, limit_mb: float) -> dict:
   return fields
 
 
+def find_names(places: Mapping[str, object], names: Sequence[str]) -> Iterator[object]:
+  """Find the names that a request has in some places, in their order.
+
+  Args:
+    places: the headers and the fields of the body, by place.
+    names: places of `SESSION_NAMES` or `CONVERSATION_NAMES`.
+  """
+  for place in names:
+    value = places.get(place)
+    if place in ("x-codex-turn-metadata", "body.metadata.user_id"):
+      found = ID_IN_TEXT.search(str(value))
+      value = found and found[1]
+    # Some clients send one prompt_cache_key for all tasks. An id names a session.
+    if place == "body.prompt_cache_key" and not UUID.fullmatch(str(value)):
+      value = None
+    if value is not None:
+      yield value
+
+
 def drop_nulls(fields: Mapping) -> dict:
   """Return a copy of the fields without those that are None."""
   return {name: value for name, value in fields.items() if value is not None}
@@ -223,128 +331,111 @@ def find_lowest(*caps: float | None) -> float | None:
   return min((cap for cap in caps if cap is not None), default=None)
 
 
-class ContentPart(StrictRecord):
-  """A part of a message's content: a text, an image, a sound or a file."""
-
-  type: str
-  text: Text | None = None
-
-  def __str__(self) -> str:
-    """Return the part's text, or its type in brackets, such as "[image_url]"."""
-    return f"[{self.type}]" if self.text is None else self.text
-
-
-class Function(StrictRecord):
-  """The function that a tool call names, with its arguments."""
-
-  name: Text = ""
-  arguments: Text = Field("", validation_alias=AliasChoices("arguments", "input"))
-
-  def __str__(self) -> str:
-    """Return the function's name and its arguments, separated by a space."""
-    return f"{self.name} {self.arguments}".strip()
-
-
-class ToolCall(StrictRecord):
-  """A tool call in an assistant message."""
-
-  function: Function = Field(
-    Function(), validation_alias=AliasChoices("function", "custom")
-  )
-
-
-class Message(StrictRecord):
-  """A message of a chat completion: the fields that an episode is made of."""
-
-  role: str
-  content: Text | list[ContentPart] | None = None
-  tool_calls: list[ToolCall] | None = None
-
-  @property
-  def text(self) -> str:
-    """Return the message's text, with its content parts joined by line breaks."""
-    if isinstance(self.content, str):
-      return self.content
-    return "\n".join(map(str, self.content or ()))
-
-  @property
-  def action(self) -> str:
-    """Return the action that an assistant message stands for.
-
-    The action is the message's tool calls and its text. If the text is a ReAct reply
-    ("Thought: ... Action: ..."), only the part after "Action:" counts.
-    """
-    calls = [str(call.function) for call in self.tool_calls or ()]
-    action = parse_action(self.text, code="```" in self.text) or self.text.strip()
-    return "\n".join(filter(None, [*calls, action]))
-
-
-class Chat(StrictRecord):
-  """The messages of a chat completion."""
-
-  messages: list[Message] = Field(min_length=1)
-
-
-class Conversation(NamedTuple):
+class History(NamedTuple):
   """An unfinished episode, read from the messages of a client's call.
 
   Attributes:
     task: the text of the task.
     observations: a text before each action, and one after the last action.
-    actions: a text for each assistant message.
-    fingerprint: a hash of the system text, the tools and the first user message. If the
-      client sends no session id, the hash identifies the session.
+    actions: a text for each reply of the assistant.
+    atoms: a hash of each text and each tool call of the assistant, in order.
+    opening: a hash of the task.
+    opening_chars: the number of characters before the first action.
   """
 
   task: str
   observations: list[str]
   actions: list[str]
-  fingerprint: str
+  atoms: list[str]
+  opening: str
+  opening_chars: int
 
   def write_steps(self, steps: Sequence[Step]) -> list[Step]:
-    """Return copies of steps with this conversation's observations and actions."""
+    """Return copies of steps with this history's observations and actions."""
     copies = []
     for text, action, step in zip(self.observations, self.actions, steps):
       copies.append(dataclasses.replace(step, observation=text, action=action))
     return copies
 
 
-def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:
-  """Read chat-completions messages as an unfinished episode (our choice).
+def read_history(body: Mapping, form: WireForm = FORM) -> History:
+  """Read the messages of a call as an unfinished episode (our choice).
 
   The first user text is the task. A text "Task: ...\\n\\n..." is the task and the first
-  observation, as in the conversations of training. Each assistant message is an action.
-  The texts between two assistant messages are one observation.
+  observation, as in the conversations of training. Each reply is an action. The texts
+  between two replies are one observation.
 
   Args:
-    tools: the tools of the call; only the fingerprint depends on them.
+    body: the call's body.
+    form: the wire form of the call.
 
   Raises:
     Refusal: a message has a wrong field, or there is no message.
   """
-  opening = []
-  first_user = None
+  try:
+    turns = form.read_turns(body)
+  except ValueError as error:
+    raise Refusal(400, f"Correct the field {form.history}: {error}.") from None
+  system = []
+  task = None
   actions = []
   results = [[]]
-  for message in Chat.read({"messages": messages}).messages:
-    if message.role == "assistant":
-      actions.append(message.action)
+  atoms = []
+  opening_chars = 0
+  for turn in turns:
+    if not actions:
+      opening_chars += len(turn.text)
+    text = SURROUNDINGS.sub("", turn.text).strip()
+    if turn.role == "assistant":
+      actions.append(write_action(turn))
+      atoms += hash_turn(turn)
       results.append([])
-    elif message.role in ("system", "developer") and not actions:
-      opening.append(message.text)
-    elif message.role == "user" and first_user is None:
-      first_user = message.text
-    elif message.text:
-      results[-1].append(message.text)
-  task = "\n".join(opening) if first_user is None else first_user
+    elif turn.role in ("system", "developer") and not actions:
+      system.append(turn.text)
+    elif turn.role == "user" and task is None and (text or not turn.text):
+      task = text
+    elif turn.text:
+      results[-1].append(turn.text)
+  if task is None:
+    task = "\n".join(system)
   head, blank, observation = task.partition("\n\n")
   if blank and head.startswith("Task: "):
     task = head.removeprefix("Task: ")
     results[0].insert(0, observation)
-  identity = json.dumps([opening, tools, first_user], sort_keys=True, default=str)
-  fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
   observations = ["\n".join(texts) for texts in results]
-  return Conversation(task, observations, actions, fingerprint)
+  opening = hash_text(task)
+  return History(task, observations, actions, atoms, opening, opening_chars)
+
+
+def write_action(turn: Turn) -> str:
+  """Write the action that a reply stands for: its tool calls and its text.
+
+  If the text is a ReAct reply ("Thought: ... Action: ..."), only the part after
+  "Action:" counts.
+  """
+  calls = [f"{call.name} {call.arguments}".strip() for call in turn.calls]
+  action = parse_action(turn.text, code="```" in turn.text) or turn.text.strip()
+  return "\n".join(filter(None, [*calls, action]))
+
+
+def hash_turn(turn: Turn) -> list[str]:
+  """Hash a reply's text and each of its tool calls, without ids and layout.
+
+  A client may send a reply back with other spaces, or in several messages.
+  """
+  atoms = []
+  text = " ".join(turn.text.split())
+  if text:
+    atoms.append(hash_text(text))
+  for call in turn.calls:
+    arguments = read_json(call.arguments) or call.arguments
+    atoms.append(hash_text(json.dumps([call.name, arguments], sort_keys=True)))
+  return atoms
+
+
+def hash_text(text: str) -> str:
+  """Return a short hash of a text."""
+  return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclasses.dataclass
@@ -365,19 +456,14 @@ class Cache:
   at_s: float
 
   @classmethod
-  def after(cls, body: dict, tokens: int) -> Self:
-    """Return what a model's prompt cache holds after a call.
+  def of(cls, form: WireForm, body: Mapping) -> Self:
+    """Return what a model's prompt cache will hold after a call, without tokens."""
+    count = len(body[form.history])
+    return cls(count, hash_prefix(form, body, count), 0, time.time())
 
-    Args:
-      body: the call's body.
-      tokens: the prompt tokens that were billed.
-    """
-    count = len(body["messages"])
-    return cls(count, _digest(body, count), tokens, time.time())
-
-  def is_prefix_of(self, body: dict) -> bool:
+  def is_prefix_of(self, form: WireForm, body: Mapping) -> bool:
     """Tell whether the call with this body begins with the cached prefix."""
-    return _digest(body, self.messages) == self.digest
+    return hash_prefix(form, body, self.messages) == self.digest
 
 
 def bound_tokens(value: object) -> int:
@@ -392,15 +478,26 @@ def bound_tokens(value: object) -> int:
     return sum(map(bound_tokens, value))
   if not isinstance(value, dict):
     return 4 * VALUE_TOKENS
-  kind = value.get("type")
-  if kind in PART_KINDS:
-    rest = [entry for name, entry in value.items() if name != kind]
+  data = value.keys() & PART_FIELDS
+  if value.get("type") in PART_KINDS and data:
+    rest = [entry for name, entry in value.items() if name not in data]
+    source = value.get("source")
+    # The source of a document may be a text.
+    if isinstance(source, dict) and source.get("type") in ("text", "content"):
+      rest.append(source)
     return PART_TOKENS + bound_tokens(rest)
   return sum(map(bound_tokens, (*value, *value.values())))
 
 
-def _digest(body: dict, messages: int) -> str:
-  """Return a hash of a call's DIGESTED_FIELDS and of its first messages."""
-  fields = [body.get(name) for name in DIGESTED_FIELDS]
-  text = json.dumps([fields, body["messages"][:messages]])
-  return hashlib.sha256(text.encode()).hexdigest()
+def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:
+  """Return a hash of what a model reads first of a call.
+
+  Args:
+    form: the wire form of the call.
+    body: the call's body.
+    messages: the number of messages that count.
+  """
+  fields = [body.get(name) for name in form.opening]
+  text = json.dumps([fields, body[form.history][:messages]])
+  # Clients move this mark from message to message.
+  return hash_text(CACHE_MARK.sub("", text))

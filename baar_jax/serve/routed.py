@@ -4,80 +4,126 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import json
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.chat_completions import TIERS, read_usage
-from baar_jax.llms.client import Client, Stream
+from baar_jax.llms.client import LOST, Client, Stream, Whole
+from baar_jax.llms.messages import FORM
 from baar_jax.llms.prices import Billing, Read
-from baar_jax.llms.wire import PRESUMED, REPLY, UNREADABLE, Outcome, is_json
+from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.wire import (
+  FAILED,
+  PRESUMED,
+  REPLY,
+  UNREADABLE,
+  Outcome,
+  WireForm,
+  clean,
+  explain,
+  read_error,
+)
 from baar_jax.serve.request import (
-  DIGESTED_FIELDS,
   ROUTER,
   Cache,
-  Conversation,
+  History,
   Refusal,
   bound_tokens,
   drop_nulls,
   find_lowest,
+  hash_turn,
 )
-from baar_jax.serve.sessions import Attempt, Session, Sessions
+from baar_jax.serve.sessions import Attempt, Conversation, Purse, Record, Sessions
 
-
-class Bill(NamedTuple):
-  """The cost of a reply, computed from the usage that the model reports.
-
-  Attributes:
-    usd: US dollars; None if the model reports no usage, or a service tier whose price
-      is unknown.
-    usage: the tokens; all 0 if the model reports no usage.
-  """
-
-  usd: float | None
-  usage: Usage
+# Headers of a client that go on to the upstream model.
+PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
+# Seconds between two attempts at an upstream model that fails all the time.
+PROBE_S = 30.0
+# An answer that has another form than expected raises one of these exceptions.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
 
 class Upstream(Client):
-  """An upstream model, to which this server forwards clients' calls."""
+  """An upstream model, to which this server forwards clients' calls.
 
-  def worst_case_usd(self, body: dict, caches: Mapping[int, Cache]) -> float:
+  Attributes:
+    forms: the names of the wire forms that it offers; all if empty.
+    failures: the number of failed attempts in a row.
+    paused_until_s: until this time of the monotonic clock no attempt is made.
+  """
+
+  failures = 0
+  paused_until_s = 0.0
+
+  @property
+  def forms(self) -> str:
+    """Return the paths of the wire forms that this model's endpoint offers."""
+    forms = self.config.forms
+    return forms[self.config_index % len(forms)] if forms else ""
+
+  def worst_case_usd(self, call: "ClientCall") -> float:
     """Compute the worst case of an attempt in US dollars.
 
     The prompt's tokens are bounded by `bound_tokens`. If this model has already read
     the first messages in an earlier call, these messages count with the tokens that
     were billed for them.
-
-    Args:
-      body: the call's body.
-      caches: the session's prompt caches, by model.
     """
-    request = self.write(body)
-    tokens = bound_tokens(body)
-    cache = caches.get(self.config_index)
-    if cache and cache.is_prefix_of(body):
+    form = call.form
+    body = call.body
+    request = self.write(form, body)
+    tokens = call.bound_tokens
+    conversation = call.conversation
+    cache = conversation and conversation.caches.get(self.config_index)
+    if cache and cache.is_prefix_of(form, body):
       other_fields = dict(request)
-      for name in ("model", "messages", *self.form.limits, *DIGESTED_FIELDS):
+      for name in ("model", form.history, *form.limits, *form.opening):
         other_fields.pop(name, None)
-      new_messages = body["messages"][cache.messages :]
+      new_messages = body[form.history][cache.messages :]
       tokens = cache.tokens + bound_tokens([other_fields, new_messages])
-    return self.bound_usd(tokens, request)
+    return self.bound_usd(form, tokens, request)
 
-  async def attempt(self, body: dict) -> dict | Stream | Outcome:
-    """Send a call to this model once.
+  async def attempt(self, call: "ClientCall") -> Whole | Stream | Outcome:
+    """Send a call to this model once, unless it has failed all the time.
 
     Returns:
-      A chat completion, a stream, or the failure.
+      A whole answer in the call's wire form, a stream, or the failure.
     """
-    answer = await self.send(body, self.config.timeout_s)
-    if isinstance(answer, dict) and not is_completion(answer):
-      return UNREADABLE
+    now_s = time.monotonic()
+    if now_s < self.paused_until_s:
+      problem = f"is not asked, because its last {self.failures} attempts failed"
+      return Outcome(FAILED, problem, status=503, is_paused=True)
+    if self.failures >= self.config.max_failures:
+      self.paused_until_s = now_s + PROBE_S
+    request = self.write(call.form, call.body)
+    answer = await self.send(
+      call.form, request, self.config.timeout_s, headers=call.passed_headers
+    )
+    if isinstance(answer, Whole):
+      try:
+        call.form.read_reply(answer.fields)
+      except MALFORMED:
+        answer = UNREADABLE
+    has_failed = isinstance(answer, Outcome) and not answer.hopeless
+    self.failures = self.failures + 1 if has_failed else 0
+    if not has_failed:
+      self.paused_until_s = 0.0
     return answer
 
-  def refuse(self, outcome: Outcome) -> Refusal:
+  async def count_tokens(
+    self, body: dict, path: str, headers: Mapping[str, str]
+  ) -> Whole | Outcome:
+    """Ask the model's endpoint for the number of tokens of a prompt."""
+    request = body | {"model": self.name}
+    return await self.send(
+      FORM, request, self.config.timeout_s, path, pass_headers(headers)
+    )
+
+  def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
     """Make the error answer for a client after a failed attempt at this model."""
     # This server follows no redirects. A redirect (3xx) by the model's endpoint is
     # therefore reported as a bad gateway.
@@ -87,59 +133,68 @@ class Upstream(Client):
       or f"The model {self.name} {outcome.problem}. Send the call again. "
       "If this error repeats, check --config.models of this server."
     )
+    if status == 404:
+      message += (
+        f" If the endpoint of {self.name} does not offer {form.path}, name the forms "
+        "that it offers in --config.models.forms of this server."
+      )
     return Refusal(
       status, message, outcome.type or "upstream_error", outcome.code or None
     )
 
-  def read_bill(self, fields: dict) -> Bill:
-    """Read the usage in an answer or a stream's chunk, and compute its dollars."""
-    usage = read_usage(fields)
-    if usage is None:
-      return Bill(None, Usage(0, 0, 0))
-    if fields.get("service_tier") not in TIERS:
-      return Bill(None, usage)
-    return Bill(self.price.cost_usd(usage), usage)
-
-
-def is_completion(answer: dict) -> bool:
-  """Tell whether an answer is a chat completion: JSON with a list of choices."""
-  choices = answer.get("choices")
-  if not isinstance(choices, list) or not is_json(answer):
-    return False
-  return all(isinstance(choice, dict) for choice in choices)
+  def read_failure(self, data: bytes) -> str:
+    """Read the message in an error event of a stream, without the key."""
+    return clean(read_error(data)["message"], self._key)
 
 
 # The `error.code` of a call whose worst case exceeds a budget at every model.
 EXHAUSTED = "budget_exhausted"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class ClientCall:
-  """A client's call, with the session that it belongs to.
+  """A client's call, with the purse that pays and the conversation it belongs to.
 
   Attributes:
-    session: the session that the call belongs to.
-    body: the JSON body.
-    text: the messages of the body, read as an unfinished episode.
-    session_s: seconds from the session's first request to this one.
+    form: the wire form.
+    body: the JSON body; {} once a decision alone has been answered.
+    history: the messages of the body, read as an unfinished episode.
+    purse: the purse that pays.
+    conversation: the conversation; None for a side call, which is no step.
+    passed_headers: the client's headers that go on to the model.
+    call_s: seconds from the conversation's first call to this one.
     start_s: when the call arrived, in seconds of the monotonic clock.
+    bound_tokens: an upper bound on the tokens of the prompt.
+    cache: what the call leaves in a prompt cache, without the tokens.
   """
 
-  session: Session
+  form: WireForm
   body: dict
-  text: Conversation
-  session_s: float
+  history: History
+  purse: Purse
+  conversation: Conversation | None
+  passed_headers: dict[str, str] = dataclasses.field(default_factory=dict)
   start_s: float = dataclasses.field(default_factory=time.monotonic)
+
+  def __post_init__(self) -> None:
+    """Compute what is kept of the body."""
+    self.call_s = 0.0
+    if self.conversation:
+      self.call_s = time.time() - self.conversation.state.began_s
+    self.bound_tokens = bound_tokens(self.body)
+    self.cache = Cache.of(self.form, self.body)
+    self.has_tools = bool(self.body.get("tools"))
 
   @property
   def headers(self) -> dict[str, str]:
-    """Return the headers of an answer with the session's dollars and remaining caps."""
-    session = self.session
-    left = session.remaining_caps
+    """Return the headers of an answer with the purse's dollars and remaining caps."""
+    purse = self.purse
+    left = purse.remaining_caps
     return write_headers(
       {
-        "session-id": quote(session.id, safe=" "),
-        "session-usd": session.spent_usd,
+        "session-id": quote(purse.name, safe=" "),
+        "conversation": self.conversation and self.conversation.id,
+        "session-usd": purse.dollars.settled_usd,
         "left-usd": left.usd,
         "left-large-calls": left.calls,
       }
@@ -160,7 +215,7 @@ class AffordableModels(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Budgets:
-  """Compare calls with the budgets of their session and of the run."""
+  """Compare calls with the budgets of their purse and of the run."""
 
   config: ServeConfig
   sessions: Sessions
@@ -168,39 +223,52 @@ class Budgets:
   billing: Billing
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
-    """Find the models whose call fits all budgets.
+    """Find the models that offer a call's form and fit all budgets.
 
-    A call must leave `serve.reserve_usd` of the session's cap unspent. If no model's
-    call does, a last call may spend this reserve, provided that all of it is left. If
-    no call fits, wait for the end of the session's attempts in flight, which may free
+    A call must leave `serve.reserve_usd` of the purse's cap unspent. If no model's call
+    does, a last call may spend this reserve, provided that all of it is left. If no
+    call fits, wait for the end of the purse's attempts in flight, which may free
     dollars, and try again.
 
     Raises:
-      Refusal: no call fits, and no attempt of the session is in flight.
+      Refusal: no call fits and no attempt of the purse is in flight, or the wait has
+        taken `models.timeout_s`.
     """
-    session = call.session
-    reserve_usd = find_lowest(self.config.reserve_usd, session.usd_limit)
+    purse = call.purse
+    reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
+    offering = set()
+    for index, upstream in enumerate(self.upstreams):
+      if not upstream.forms or call.form.path in upstream.forms.split():
+        offering.add(index)
+    if not offering:
+      problem = f"No model of this server offers {call.form.path}"
+      raise Refusal(404, f"{problem}. Use another form (--config.models.forms).")
+    worst_case_usd_A = [upstream.worst_case_usd(call) for upstream in self.upstreams]
+    list_affordable = functools.partial(
+      self.sessions.list_affordable, purse, worst_case_usd_A
+    )
+    until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s
     while True:
-      session.changed.clear()
-      caches = session.caches
-      worst_case_usd_A = [
-        upstream.worst_case_usd(call.body, caches) for upstream in self.upstreams
-      ]
-      if session.dollars.allows(reserve_usd):
-        list_affordable = functools.partial(
-          self.sessions.list_affordable, session, worst_case_usd_A
-        )
+      purse.changed.clear()
+      if purse.dollars.allows(reserve_usd):
         allowed = list_affordable(reserve_usd) or list_affordable(0.0)
-        if allowed:
-          return AffordableModels(allowed, worst_case_usd_A)
-      if not session.is_busy:
+        models = [model for model in allowed if model in offering]
+        if models:
+          return AffordableModels(models, worst_case_usd_A)
+      if not purse.is_busy:
         break
-      await session.changed.wait()
-    spent_usd = session.spent_usd
-    needed_usd = min(worst_case_usd_A)
+      try:
+        async with asyncio.timeout(until_s - time.monotonic()):
+          await purse.changed.wait()
+      except TimeoutError:
+        problem = f"The calls of session {purse.name} in flight reserve its whole cap"
+        raise Refusal(503, f"{problem}. Send the call again.", EXHAUSTED) from None
+    spent_usd = purse.dollars.settled_usd
+    needed_usd = min(worst_case_usd_A[model] for model in offering)
     spent = f"This session has cost ${spent_usd:.6f}; a call may cost ${needed_usd:.6f}"
     limit = (
-      "That exceeds the session's cap, or the rest of --config.max_usd for all sessions"
+      "That exceeds the session's cap, the key's cap of the day, or the rest of "
+      "--config.max_usd for all sessions"
     )
     raise Refusal(
       429,
@@ -208,9 +276,68 @@ class Budgets:
       "insufficient_quota",
       EXHAUSTED,
       spent_usd=spent_usd,
-      cap_usd=session.usd_limit,
+      cap_usd=purse.dollars.limit_usd,
       needed_usd=needed_usd,
     )
+
+
+class Delivery:
+  """An answer that is being made, for its client and for the retries of the call.
+
+  It is made to its end even if all clients leave, so that its cost is known.
+
+  Attributes:
+    begun: the whole answer with its headers, or {} for a stream; or the error.
+    blocks: the events of a stream so far.
+    is_done: whether the answer is complete.
+    is_dropped: whether a client left before the answer was complete.
+  """
+
+  def __init__(self) -> None:
+    """Start without an answer. An event loop must be running."""
+    self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
+    self.blocks: list[bytes] = []
+    self.is_done = False
+    self.is_dropped = False
+    self._changed = asyncio.Event()
+
+  async def wait(self) -> tuple[dict, dict]:
+    """Wait for the whole answer or the start of the stream, and return `begun`."""
+    # If a client leaves, its handler is cancelled, and the answer must go on.
+    return await asyncio.shield(self.begun)
+
+  @property
+  def is_repeatable(self) -> bool:
+    """Tell whether a retry may get this answer: it has no error so far."""
+    return not self.begun.done() or not self.begun.exception()
+
+  def add(self, block: bytes) -> None:
+    """Add an event of the stream."""
+    self.blocks.append(block)
+    self._wake()
+
+  def finish(self) -> None:
+    """Mark the answer as complete."""
+    self.is_done = True
+    self._wake()
+
+  def _wake(self) -> None:
+    """Wake all that wait for a change."""
+    self._changed.set()
+    self._changed = asyncio.Event()
+
+  async def follow(self) -> AsyncIterator[bytes]:
+    """Yield all events of the stream, from the first one on."""
+    sent = 0
+    try:
+      while sent < len(self.blocks) or not self.is_done:
+        if sent == len(self.blocks):
+          await self._changed.wait()
+          continue
+        yield self.blocks[sent]
+        sent += 1
+    finally:
+      self.is_dropped |= sent < len(self.blocks) or not self.is_done
 
 
 @dataclasses.dataclass(eq=False)
@@ -220,7 +347,7 @@ class RoutedCall:
   `baar_jax.llms.client.ask` makes the attempts with the methods of this class.
 
   Attributes:
-    step: the session's next step; `step.model` is the chosen model.
+    step: the conversation's next step; `step.model` is the chosen model.
     affordable: the affordable models when the model was last chosen.
     p_A: the router's probability of each model; empty unless a router decided.
     failed: the models that no longer answer this call, because all of their retries
@@ -239,11 +366,6 @@ class RoutedCall:
   usd: float | None = None
 
   @property
-  def session(self) -> Session:
-    """Return the session that the call belongs to."""
-    return self.call.session
-
-  @property
   def upstream(self) -> Upstream:
     """Return the upstream model that was chosen."""
     return self.budgets.upstreams[self.step.model]
@@ -259,7 +381,9 @@ class RoutedCall:
 
     `serve.fallback` permits this if the router decides, not a fixed policy.
     """
-    return self.budgets.config.fallback and self.session.rule == ROUTER
+    conversation = self.call.conversation
+    is_routed = conversation is not None and conversation.state.rule == ROUTER
+    return self.budgets.config.fallback and is_routed
 
   @property
   def large_p(self) -> float:
@@ -270,8 +394,7 @@ class RoutedCall:
   def headers(self) -> dict[str, str]:
     """Return the headers of the answer to the client.
 
-    The headers of a stream have no dollars, because its cost is known at its end. Its
-    last chunk has them.
+    The headers of a stream have no dollars, because its cost is known at its end.
     """
     values = {
       "selected-model": self.upstream.name,
@@ -286,20 +409,25 @@ class RoutedCall:
     Args:
       reported: True if the client makes the attempt itself, and reports its usage.
     """
-    sessions = self.budgets.sessions
-    self.last_attempt = sessions.begin(
-      self.session, self.step, self.worst_case_usd, reported
+    call = self.call
+    self.last_attempt = self.budgets.sessions.begin(
+      call.purse, call.conversation, self.step, self.worst_case_usd, reported
     )
     return self.last_attempt
 
-  def end(self, kind: str, call: Call | None = None) -> None:
+  def end(
+    self, kind: str, call: Call | None = None, record: Record | None = None
+  ) -> None:
     """End the newest attempt, and settle its cost.
 
     Args:
       kind: the outcome, one of the constants of llms/wire.py such as REPLY.
       call: the billed call; None if the attempt had no answer.
+      record: the step that the attempt completed; None if there is none.
     """
-    self.budgets.sessions.end(self.last_attempt, kind, call)
+    attempt = self.last_attempt
+    self.last_attempt = None
+    self.budgets.sessions.end(attempt, kind, call, record)
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
@@ -311,17 +439,17 @@ class RoutedCall:
     try:
       yield
     except BaseException:
-      # The upstream may bill an attempt that was cancelled, so the session must pay for
+      # The upstream may bill an attempt that was cancelled, so the purse must pay for
       # it.
-      if self.last_attempt.number in self.session.open:
+      if self.last_attempt:
         self.end(PRESUMED)
       raise
 
-  async def attempt(self) -> dict | Stream | Outcome:
+  async def attempt(self) -> Whole | Stream | Outcome:
     """Make an attempt at the chosen model."""
-    return await self.upstream.attempt(self.call.body)
+    return await self.upstream.attempt(self.call)
 
-  def settle(self, outcome: dict | Stream | Outcome) -> dict | Stream | None:
+  def settle(self, outcome: Whole | Stream | Outcome) -> Whole | Stream | None:
     """Settle the newest attempt if it has failed.
 
     After an answer the reservation stays until `book_reply` settles its cost.
@@ -336,7 +464,7 @@ class RoutedCall:
 
   def refuse(self, outcome: Outcome, attempts: int = 1) -> Refusal:
     """Make the error answer for a client after the last attempt has failed."""
-    return self.upstream.refuse(outcome)
+    return self.upstream.refuse(outcome, self.call.form)
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
     """Choose the model of the next attempt, after a wait.
@@ -354,7 +482,7 @@ class RoutedCall:
       True if another model was chosen.
 
     Raises:
-      Refusal: no model may try, or the session was scored during the wait.
+      Refusal: no model may try, or the conversation was scored during the wait.
     """
     await asyncio.sleep(wait_s)
     self.affordable = await self.budgets.find_affordable(self.call)
@@ -365,40 +493,91 @@ class RoutedCall:
       self.step.logp = None
       ranks = {*self.affordable.models} - self.failed if self.has_others else ()
       model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
-    if model is None or self.session.score is not None:
+    conversation = self.call.conversation
+    if model is None or conversation and conversation.score is not None:
       raise self.refuse(outcome)
     self.step.model = model
     return is_new
 
-  def book_reply(self, fields: dict, is_whole: bool = True) -> None:
-    """Settle the reply's cost, and append it to the session as a step.
+  async def relay(self, stream: Stream, delivery: Delivery) -> dict:
+    """Deliver the events of a stream as they come, and book the reply's cost.
 
-    A second call of this method does nothing.
+    A stream that breaks off is booked at its worst case.
+
+    Returns:
+      The whole answer; {} if the stream broke off.
+    """
+    form = self.call.form
+    meter = Meter(form.counts_beside)
+    answer = {}
+    try:
+      async with contextlib.aclosing(stream.response):
+        async for block, data in stream.events():
+          event = meter.read(data) or {}
+          kind = event.get("type") or data.decode(errors="replace")
+          if event.get("error") or kind == "error":
+            raise ConnectionError(self.upstream.read_failure(data))
+          if data and not event and kind not in form.endings:
+            raise ConnectionError("the stream has an event that is not a JSON object")
+          with contextlib.suppress(*MALFORMED):
+            form.collect(answer, event)
+          if not form.is_hidden(event, self.call.body):
+            delivery.add(block)
+          if kind in form.endings:
+            break
+    except LOST as failure:
+      refusal = self.refuse(explain(failure))
+      event = form.write_failure(refusal.body["error"], refusal.status)
+      delivery.add(write_event(event))
+      self.book_reply()
+      return {}
+    self.book_reply(meter, answer)
+    return answer
+
+  def book_reply(
+    self, meter: Meter | None = None, answer: Mapping | None = None
+  ) -> None:
+    """Settle the reply's cost, and append it to the conversation as a step.
 
     Args:
-      fields: the answer, or a stream's last chunk. If it reports no usage, or a service
-        tier whose price is unknown, the reply is booked at its worst case.
-      is_whole: False if the stream broke before its end.
+      meter: the usage of the answer; None if the stream broke before its end. If the
+        usage is impossible, the reply is booked at its worst case.
+      answer: the whole answer.
     """
-    if self.usd is not None:
-      return
-    session = self.session
     model = self.step.model
-    bill = self.upstream.read_bill(fields)
-    latency_s = time.monotonic() - self.call.start_s
-    call = Call(model, bill.usage, self.worst_case_usd, latency_s)
+    call = self.call
+    latency_s = time.monotonic() - call.start_s
+    usage = Usage(0, 0, 0)
+    usd = None
+    if meter:
+      try:
+        usage, usd = self.upstream.price_usage(meter)
+      except ImpossibleUsage as error:
+        problem = f"{self.upstream.name} counts at its worst case. {error}"
+        print(f"error: {problem}", file=sys.stderr)
+    billed = Call(model, usage, self.worst_case_usd, latency_s)
     outcome = PRESUMED
-    if bill.usd is not None:
+    cache = None
+    switch_usd = 0.0
+    if usd is not None:
       outcome = REPLY
-      call = dataclasses.replace(call, cost_usd=bill.usd)
-      session.switch_usd += self._switch_usd(call)
-      session.caches[model] = Cache.after(self.call.body, bill.usage.prompt_tokens)
-    elif not is_whole:
-      call = dataclasses.replace(call, kind=PRESUMED)
-    self.usd = call.cost_usd + self.step.spent_usd
-    session.steps.append(self.step)
-    session.places.append(len(self.call.text.actions))
-    self.end(outcome, call)
+      billed = dataclasses.replace(billed, cost_usd=usd)
+      cache = dataclasses.replace(
+        call.cache, tokens=usage.prompt_tokens, at_s=time.time()
+      )
+      switch_usd = self._switch_usd(billed)
+    elif meter is None:
+      billed = dataclasses.replace(billed, kind=PRESUMED)
+    self.usd = billed.cost_usd + self.step.spent_usd
+    record = None
+    if call.conversation:
+      atoms = []
+      with contextlib.suppress(*MALFORMED):
+        atoms = hash_turn(call.form.read_reply(answer or {}))
+      place = len(call.history.actions)
+      size = call.bound_tokens
+      record = Record(self.step, place, cache, switch_usd, atoms, size, call.has_tools)
+    self.end(outcome, billed, record)
 
   def _switch_usd(self, call: Call) -> float:
     """Compute the dollars that a call cost because the model has changed.
@@ -407,20 +586,39 @@ class RoutedCall:
     and reply in its prompt cache. The result is the call's cost minus its cost with
     this cache; 0 if the model has not changed.
     """
-    steps = self.session.steps
-    if not steps or steps[-1].model == call.model:
+    conversation = self.call.conversation
+    if not conversation or not conversation.records:
       return 0.0
-    last = steps[-1].calls[-1].usage
-    read = Read(last.prompt_tokens + last.completion_tokens, steps[-1].started_s or 0.0)
+    step = conversation.records[-1].step
+    if step.model == call.model:
+      return 0.0
+    last = step.calls[-1].usage
+    read = Read(last.prompt_tokens + last.completion_tokens, step.started_s or 0.0)
     usage = call.usage
     warm = self.budgets.billing.bill(
       call.model,
       [read],
       usage.prompt_tokens,
       usage.completion_tokens,
-      self.call.session_s,
+      self.call.call_s,
     )
     return max(0.0, call.cost_usd - warm.cost_usd)
+
+
+def write_event(data: dict | str) -> bytes:
+  """Write one server-sent event. Its data is the text, or the JSON of the dict.
+
+  An event with a type also has it as its name.
+  """
+  if isinstance(data, str):
+    return f"data: {data}\n\n".encode()
+  name = f"event: {data['type']}\n" if "type" in data else ""
+  return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
+  """Return the headers of a client that go on to a model."""
+  return {name: headers[name] for name in PASSED_HEADERS if name in headers}
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:

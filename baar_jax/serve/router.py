@@ -12,7 +12,7 @@ from baar_jax.mesh import one_device
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.serve.exchange import Decider
-from baar_jax.serve.request import Conversation, bound_tokens, read_messages
+from baar_jax.serve.request import History, bound_tokens, read_history
 from baar_jax.store import read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import open_router
@@ -92,22 +92,21 @@ class Router:
       left_usd: the remaining US dollars of the session's cap; None without a cap.
       left_large_calls: the remaining LARGE calls of the session's cap; None without a
         cap.
-      session: the session's name. Without it, the system text, the tools and the first
-        user message identify the session.
+      session: the session's name. Without it, the task's text identifies the session.
       score: the score that your agent has reached so far, in [0, 1]; None if unknown.
 
     Raises:
       ValueError: a message has a wrong field, a remaining cap is negative, or the score
         is outside [0, 1].
     """
-    text = read_messages(messages, tools)
+    text = read_history({"messages": messages})
     remaining_cap = Cap(left_large_calls, left_usd)
     if min(remaining_cap.calls or 0, remaining_cap.usd or 0) < 0:
       raise ValueError("left_usd or left_large_calls is negative. Pass 0 or more.")
     if not 0 <= (score or 0) <= 1:
       raise ValueError(f"The score is {score}. Pass a number in [0, 1].")
     with self._lock:
-      live = self._make_live(session or text.fingerprint, text, remaining_cap)
+      live = self._make_live(session or text.opening, text, remaining_cap)
       if live.steps:
         live.steps[-1].score = score
       if remaining_cap.calls == 0:
@@ -124,7 +123,7 @@ class Router:
     model = self._models[decision.model]
     return RoutedModel(model, dict(zip(self._models, decision.p_A)))
 
-  def _make_live(self, session: str, text: Conversation, remaining_cap: Cap) -> Live:
+  def _make_live(self, session: str, text: History, remaining_cap: Cap) -> Live:
     """Make the live episode of a session, from which the policy decides.
 
     The texts come from the messages. The models and the remaining caps of earlier steps

@@ -1,12 +1,14 @@
-"""Keep the sessions of clients on disk, and their budgets and open calls in memory."""
+"""Keep clients' purses and conversations on disk, and their open calls in memory."""
 
 import asyncio
 import contextlib
 import dataclasses
 import itertools
+import secrets
+import sqlite3
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,83 +17,97 @@ from pydantic import TypeAdapter
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import INSERT, open_calls
-from baar_jax.llms.wire import OPEN, PRESUMED
-from baar_jax.rollout.budget import Cost, DollarBudget, reserve
+from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
+from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, Cap, seed_of
-from baar_jax.serve.request import Cache
+from baar_jax.serve.request import Cache, Refusal
 from baar_jax.store import Store
 from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
+# A conversation that may continue a call has one of the call's last replies. This many
+# hashes of them are looked up, and this many conversations are compared.
+NEWEST_ATOMS = 32
+MOST_MATCHES = 20
+DAY_S = 86_400
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS purses (
+  id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
+  changed_s REAL, UNIQUE (client, name));
+CREATE TABLE IF NOT EXISTS conversations (
+  id INTEGER PRIMARY KEY, purse INTEGER, state TEXT, name TEXT, changed_s REAL,
+  score REAL);
+CREATE INDEX IF NOT EXISTS conversations_by_purse ON conversations (purse);
+CREATE TABLE IF NOT EXISTS attempts (
+  id INTEGER PRIMARY KEY, purse INTEGER, conversation INTEGER, at_s REAL, record TEXT);
+CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
+CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
+CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
+CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
+"""
+
 
 @dataclasses.dataclass
-class Session:
-  """One task of a client's agent, which becomes an episode.
-
-  The attributes up to `began_s` are stored on disk. Those from `dollars` on are in
-  memory only.
+class Record:
+  """A step of a conversation, as it is stored.
 
   Attributes:
-    id: the session's id.
-    rule: the policy that decides, a key of `Exchange.deciders`.
-    cost_weight: units of score per normalised dollar; None if the policy has none.
-    policy: the policy key that the episode is stored under.
-    task_id: the task's name; without one from the client, a hash of the first messages.
-    description: the task's text; "" unless texts are recorded.
-    call_limit: the cap on LARGE calls; None is no cap.
-    usd_limit: the cap in US dollars; None is no cap.
-    large_calls: the number of LARGE calls that are billed or in flight.
-    spent_usd: the US dollars of all settled attempts.
-    switch_usd: the part of `spent_usd` that prompt caches would have saved if the model
-      had not changed between steps.
-    score: in [0, 1]; None until the session has ended.
-    steps: one for each reply.
-    places: for each step, the number of assistant messages in its call.
-    caches: the messages that each model's prompt cache may hold, by model index.
-    open: the worst case in US dollars of each attempt in flight, by the attempt's
-      number.
-    began_s: when the first request came, in seconds since 1970; 0 or None if an older
-      version of this program stored the session, whose caches then count as cold.
-    dollars: the session's dollar budget.
-    deciding: the lock that admits one decision at a time.
-    changed: an event that is set when an attempt has ended.
-    reported: the numbers of the attempts whose usage the client will report.
+    place: the number of replies in the call's history.
+    cache: what the call left in its model's prompt cache; None if that is unknown.
+    switch_usd: the dollars that a prompt cache would have saved if the model had not
+      changed before this step.
+    atoms: hashes of the reply; see `hash_turn`.
+    size: the number of characters of the call.
+    has_tools: whether the call offered tools.
   """
 
-  id: str
-  rule: str
-  cost_weight: float | None
-  policy: str
-  task_id: str
-  description: str
-  call_limit: int | None
-  usd_limit: float | None
-  large_calls: int = 0
-  spent_usd: float = 0.0
-  switch_usd: float = 0.0
-  score: float | None = None
-  steps: list[Step] = dataclasses.field(default_factory=list)
-  places: list[int] = dataclasses.field(default_factory=list)
-  caches: dict[int, Cache] = dataclasses.field(default_factory=dict)
-  open: dict[int, float] = dataclasses.field(default_factory=dict)
-  began_s: float | None = 0.0
+  step: Step
+  place: int
+  cache: Cache | None
+  switch_usd: float
+  atoms: list[str]
+  size: int
+  has_tools: bool
 
-  def __post_init__(self) -> None:
-    """Set the attributes that are not stored on disk."""
-    self.dollars = DollarBudget(self.usd_limit, self.spent_usd)
-    self.deciding = asyncio.Lock()
-    self.changed = asyncio.Event()
-    self.reported: set[int] = set()
+
+RECORD = TypeAdapter(Record)
+
+
+@dataclasses.dataclass(eq=False)
+class Purse:
+  """The caps of a client's session, on which its conversations draw.
+
+  Attributes:
+    id: the number of the purse.
+    client: the name of the client's key; "" without `serve.keys`.
+    name: the session's name, by which clients know it.
+    call_limit: the cap on LARGE calls; None is no cap.
+    dollars: the budget in US dollars.
+    large_calls: the number of LARGE calls that are billed or in flight.
+    open: the worst case in US dollars of each attempt in flight, by its number.
+    reported: the numbers of the attempts whose usage the client will report.
+    changed: an event that is set when an attempt has ended.
+  """
+
+  id: int
+  client: str
+  name: str
+  call_limit: int | None
+  dollars: DollarBudget
+  large_calls: int = 0
+  open: dict[int, float] = dataclasses.field(default_factory=dict)
+  reported: set[int] = dataclasses.field(default_factory=set)
+  changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
   @property
   def cap(self) -> Cap:
-    """Return the caps that the session's first call set."""
-    return Cap(self.call_limit, self.usd_limit)
+    """Return the caps."""
+    return Cap(self.call_limit, self.dollars.limit_usd)
 
   @property
   def remaining_caps(self) -> Cap:
     """Return what remains of the caps; calls in flight count at their worst case."""
     calls = self.call_limit
-    usd = self.usd_limit
+    usd = self.dollars.limit_usd
     if calls is not None:
       calls = max(0, calls - self.large_calls)
     if usd is not None:
@@ -106,25 +122,79 @@ class Session:
     """
     return not self.open.keys() <= self.reported
 
-  def make_episode(self, score: float) -> Episode:
-    """Make an episode of this session, for training and evaluation.
 
-    Its seed is 0 until `add_sessions` sets the right one.
+@dataclasses.dataclass
+class State:
+  """What a conversation keeps from its first call on.
+
+  Attributes:
+    rule: the policy that decides, a key of `Exchange.deciders`.
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+    policy: the policy key that the episode is stored under.
+    task_id: the task's name; without one from the client, a hash of its text.
+    description: the task's text; "" unless texts are recorded.
+    opening: a hash of the task's text.
+    began_s: when the first call came, in seconds since 1970.
+  """
+
+  rule: str
+  cost_weight: float | None
+  policy: str
+  task_id: str
+  description: str
+  opening: str
+  began_s: float
+
+
+STATE = TypeAdapter(State)
+
+
+@dataclasses.dataclass(eq=False)
+class Conversation:
+  """One history of one agent, which becomes an episode.
+
+  Attributes:
+    id: the number of the conversation.
+    name: the client's name for it within its session; "" without one.
+    changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
+    score: in [0, 1]; None until it is scored.
+    records: one for each reply.
+    number: the number of the attempt of the last record.
+    deciding: the lock that admits one decision at a time.
+  """
+
+  id: int
+  purse: Purse
+  name: str
+  state: State
+  changed_s: float
+  score: float | None = None
+  records: list[Record] = dataclasses.field(default_factory=list)
+  number: int = 0
+  deciding: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+  @property
+  def steps(self) -> list[Step]:
+    """Return the steps."""
+    return [record.step for record in self.records]
+
+  @property
+  def caches(self) -> dict[int, Cache]:
+    """Return what each model's prompt cache may hold, by model index."""
+    return {record.step.model: record.cache for record in self.records if record.cache}
+
+  def has_replies(self, atoms: Sequence[str], records: Sequence[Record]) -> bool:
+    """Tell whether a call has the replies of some records, in their order.
+
+    Args:
+      atoms: the hashes of the replies in the call's history.
     """
-    return Episode(
-      self.task_id,
-      self.policy,
-      seed=0,
-      steps=self.steps,
-      score=score,
-      stop="done",
-      call_budget=self.call_limit,
-      usd_budget=self.usd_limit,
-      lost_usd=self.dollars.lost_usd(self.steps),
-    )
-
-
-SESSION = TypeAdapter(Session)
+    rest = iter(atoms)
+    for record in records:
+      for atom in record.atoms:
+        if atom not in rest:  # This reads `rest` up to the atom.
+          return False
+    return True
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,20 +202,19 @@ class Attempt:
   """An attempt at a model call that has not ended.
 
   Attributes:
+    conversation: None for a side call.
     step: the step that the reply will belong to.
     worst_case_usd: the reserved US dollars.
-    number: the row of the attempt in the table `calls`.
-    reservation: the reservation in all budgets; closing it replaces the worst case by
-      `cost`.
-    cost: the attempt's cost in US dollars, to be set before `reservation` is closed.
+    number: the row of the attempt in the tables `calls` and `attempts`.
+    reservations: the reservation in each budget.
   """
 
-  session: Session
+  purse: Purse
+  conversation: Conversation | None
   step: Step
   worst_case_usd: float
   number: int
-  reservation: contextlib.ExitStack
-  cost: Cost
+  reservations: list[tuple[DollarBudget, object]]
 
 
 class AttemptTotal(NamedTuple):
@@ -157,72 +226,214 @@ class AttemptTotal(NamedTuple):
   usd: float
 
 
-class Sessions:
-  """Store the sessions of a run and their attempts in the run's database file.
+Statement = tuple[str, tuple]
 
-  An attempt and its session are stored in one transaction: before the attempt is made,
-  and again after it has ended. If the process is killed, its attempts in flight count
-  at their worst case. All methods must be called from one thread.
+
+class Late(NamedTuple):
+  """Statements that wait for a commit, and the change of memory that follows it."""
+
+  statements: list[Statement]
+  apply: Callable[[], object]
+
+
+class Sessions:
+  """Store the purses, conversations and attempts of a run in its database file.
+
+  The disk comes first: memory changes after a commit. An attempt is stored before it is
+  made, and again after it has ended. If the process is killed, its attempts in flight
+  count at their worst case. All methods must be called from one thread.
   """
 
-  def __init__(self, path: Path, run_budget: DollarBudget | None):
+  def __init__(
+    self,
+    path: Path,
+    run_budget: DollarBudget | None,
+    usd_per_day: Mapping[str, float] | None = None,
+  ):
     """Open the database file, and settle the calls that a killed process left open.
 
     Args:
       path: the database file of the run's store.
       run_budget: the dollar budget of the whole run; None without a cap.
+      usd_per_day: the cap of each client's key in US dollars per day (UTC).
     """
     self._db = open_calls(path)
     self._run_budget = run_budget
-    # Sessions that a call in progress is using. All other sessions are read from disk
-    # when they are needed.
-    self._alive: Mapping[str, Session] = weakref.WeakValueDictionary()
-    columns = "id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT"
-    self._db.execute(f"CREATE TABLE IF NOT EXISTS sessions ({columns})")
-    interrupted = self._db.execute("SELECT state FROM sessions WHERE open > 0")
-    for (state,) in interrupted.fetchall():
-      session = SESSION.validate_json(state)
-      for number, worst_case_usd in session.open.items():
-        self._close(number, PRESUMED, worst_case_usd)
-        session.spent_usd += worst_case_usd
-      session.open.clear()
-      self._save(session)
+    self._usd_per_day = usd_per_day or {}
+    # The budget of a client and a day.
+    self._days: dict[tuple[str, int], DollarBudget] = {}
+    # Purses and conversations that a call in progress is using. All others are read
+    # from disk when they are needed.
+    self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
+    self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
+    self._late: list[Late] = []
+    self._db.executescript(_SCHEMA)
+    with self._db:
+      self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
 
-  def find(self, id_: str) -> Session | None:
-    """Return the session with this id, or None if there is none."""
-    session = self._alive.get(id_)
-    if session is None:
-      select = "SELECT state FROM sessions WHERE id = ?"
-      row = self._db.execute(select, (id_,)).fetchone()
-      if row:
-        session = SESSION.validate_json(*row)
-        self._alive[id_] = session
-    return session
+  def commit(self, *statements: Statement) -> int:
+    """Commit what waits and then these statements; return the row of the first one.
 
-  def choose_id(self, fingerprint: str, is_new: bool) -> str:
-    """Choose the id of the session for a call without an id.
+    Raises:
+      Refusal: the database file cannot be written. Then nothing has changed.
+    """
+    waiting = [*self._late]
+    try:
+      with self._db:
+        for late in waiting:
+          self._execute(late.statements)
+        row = self._execute(statements)
+    except sqlite3.OperationalError as error:
+      raise Refusal(
+        503,
+        f"The server cannot write its ledger ({error}). Free disk space there, and "
+        "send the call again.",
+        "server_error",
+      ) from None
+    del self._late[: len(waiting)]
+    for late in waiting:
+      late.apply()
+    return row
 
-    Calls with the same fingerprint belong to the same session. If that session has a
-    score and the call begins a task, a new session begins. Its id has the next number,
-    such as "fingerprint-...-2".
+  def _execute(self, statements: Sequence[Statement]) -> int:
+    """Execute statements, and return the row of the first one."""
+    rows = [self._db.execute(*statement).lastrowid for statement in statements]
+    return rows[0] if rows else 0
+
+  def find_purse(self, client: str | None, name: str) -> Purse | None:
+    """Return the purse of a session, or None if there is none.
 
     Args:
-      fingerprint: the hash `Conversation.fingerprint`.
-      is_new: True if the call begins a task: it has no assistant message.
+      client: the name of the client's key; None looks in the sessions of all clients.
+      name: the session's name.
     """
-    first_id = f"fingerprint-{fingerprint}"
     select = (
-      "SELECT count(*), max(rowid), id FROM sessions WHERE id >= ?1 AND id < ?1 || '~'"
+      "SELECT id FROM purses WHERE name = ? AND client = ifnull(?, client) "
+      "ORDER BY changed_s DESC"
     )
-    count, _, newest_id = self._db.execute(select, (first_id,)).fetchone()
-    if is_new and count and self.find(newest_id).score is not None:
-      return f"{first_id}-{count + 1}"
-    return newest_id or first_id
+    row = self._db.execute(select, (name, client)).fetchone()
+    return self._load_purse(*row) if row else None
 
-  def list_newest(self, count: int) -> list[Session]:
-    """Find the `count` sessions that changed last, the newest first."""
-    select = "SELECT id FROM sessions ORDER BY changed_s DESC LIMIT ?"
-    return [self.find(id_) for (id_,) in self._db.execute(select, (count,)).fetchall()]
+  def _load_purse(self, id_: int) -> Purse:
+    """Read a purse, with the dollars and the LARGE calls of its attempts."""
+    purse = self._purses.get(id_)
+    if purse is None:
+      select = "SELECT client, name, call_limit, usd_limit FROM purses WHERE id = ?"
+      *names, usd_limit = self._db.execute(select, (id_,)).fetchone()
+      budget = self._add_up("purse = ?", id_)
+      budget.change_limit(usd_limit)
+      large_calls = (
+        "SELECT count(*) FROM calls JOIN attempts USING (id) "
+        "WHERE purse = ? AND model > ? AND kind <> ?"
+      )
+      count = self._db.execute(large_calls, (id_, SMALL, FAILED)).fetchone()
+      purse = Purse(id_, *names, budget, *count)
+      self._purses[id_] = purse
+    return purse
+
+  def _add_up(self, condition: str, *values: object) -> DollarBudget:
+    """Make a budget without a cap that has settled the dollars of some attempts."""
+    select = f"SELECT usd FROM calls JOIN attempts USING (id) WHERE {condition}"
+    budget = DollarBudget(None)
+    for (usd,) in self._db.execute(select, values).fetchall():
+      budget.settle(budget.reserve(usd), usd)
+    return budget
+
+  def open_purse(self, client: str, name: str, cap: Cap) -> Purse:
+    """Store a new purse. Without a name it gets a random one."""
+    name = name or f"auto-{secrets.token_hex(8)}"
+    insert = "INSERT INTO purses VALUES (NULL, ?, ?, ?, ?, ?)"
+    values = (client, name, cap.calls, cap.usd, time.time())
+    purse = Purse(
+      self.commit((insert, values)), client, name, cap.calls, DollarBudget(cap.usd)
+    )
+    self._purses[purse.id] = purse
+    return purse
+
+  def change_caps(self, purse: Purse, cap: Cap) -> None:
+    """Store new caps of a purse."""
+    update = "UPDATE purses SET call_limit = ?, usd_limit = ? WHERE id = ?"
+    self.commit((update, (cap.calls, cap.usd, purse.id)))
+    purse.call_limit = cap.calls
+    purse.dollars.change_limit(cap.usd)
+    purse.changed.set()
+
+  def list_purses(self, client: str | None, before_s: float, count: int) -> list[Purse]:
+    """Find the purses that changed last before a time, the newest first.
+
+    Args:
+      client: the name of the client's key; None lists those of all clients.
+      before_s: seconds since 1970.
+      count: the largest number of purses.
+    """
+    select = (
+      "SELECT id FROM purses WHERE changed_s < ? AND client = ifnull(?, client) "
+      "ORDER BY changed_s DESC LIMIT ?"
+    )
+    rows = self._db.execute(select, (before_s, client, count)).fetchall()
+    return [self._load_purse(id_) for (id_,) in rows]
+
+  def begin_conversation(self, purse: Purse, name: str, state: State) -> Conversation:
+    """Store a new conversation of a purse."""
+    insert = "INSERT INTO conversations VALUES (NULL, ?, ?, ?, ?, NULL)"
+    text = STATE.dump_json(state).decode()
+    id_ = self.commit((insert, (purse.id, text, name, state.began_s)))
+    conversation = Conversation(id_, purse, name, state, state.began_s)
+    self._conversations[id_] = conversation
+    return conversation
+
+  def list_conversations(self, condition: str, *values: object) -> list[Conversation]:
+    """Find the conversations for which an SQL condition holds, the newest first."""
+    select = (
+      f"SELECT id, purse, name, state, changed_s, score FROM conversations "
+      f"WHERE {condition} ORDER BY id DESC"
+    )
+    rows = self._db.execute(select, values).fetchall()
+    return [self._load_conversation(*row) for row in rows]
+
+  def _load_conversation(
+    self, id_: int, purse: int, name: str, state: str, *rest: float
+  ) -> Conversation:
+    """Read a conversation with its records."""
+    conversation = self._conversations.get(id_)
+    if conversation is None:
+      read_state = STATE.validate_json(state)
+      conversation = Conversation(id_, self._load_purse(purse), name, read_state, *rest)
+      select = (
+        "SELECT id, record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
+        "ORDER BY id"
+      )
+      for number, record in self._db.execute(select, (id_,)).fetchall():
+        conversation.records.append(RECORD.validate_json(record))
+        conversation.number = number
+      self._conversations[id_] = conversation
+    return conversation
+
+  def find_matches(
+    self, client: str, purse: Purse | None, atoms: Sequence[str]
+  ) -> list[Conversation]:
+    """Find the conversations that gave most of a call's last replies.
+
+    Args:
+      client: the name of the client's key.
+      purse: the purse that the call names; None if it names none.
+      atoms: the hashes of the replies in the call's history.
+    """
+    newest = atoms[-NEWEST_ATOMS:]
+    purse_id = purse and purse.id
+    select = (
+      "SELECT conversation, count(*) FROM atoms "
+      "JOIN conversations ON conversations.id = conversation "
+      "JOIN purses ON purses.id = purse "
+      f"WHERE atom IN ({', '.join('?' * len(newest))}) "
+      "AND client = ? AND purse = ifnull(?, purse) "
+      "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
+    )
+    values = (*newest, client, purse_id, MOST_MATCHES)
+    matches = []
+    for id_, _ in self._db.execute(select, values).fetchall():
+      matches += self.list_conversations("id = ?", id_)
+    return matches
 
   def count_attempts(self) -> list[AttemptTotal]:
     """Count all attempts and their dollars by model and outcome.
@@ -232,97 +443,176 @@ class Sessions:
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
     return [AttemptTotal(*row) for row in self._db.execute(select).fetchall()]
 
-  def add(self, session: Session) -> None:
-    """Store a new session."""
-    self._alive[session.id] = session
-    self._save(session)
+  def _budgets(self, purse: Purse) -> list[DollarBudget]:
+    """Return the budgets that pay for an attempt: the purse's, the run's, the day's."""
+    budgets = [purse.dollars]
+    if self._run_budget:
+      budgets.append(self._run_budget)
+    limit_usd = self._usd_per_day.get(purse.client)
+    if limit_usd is not None:
+      day = int(time.time() // DAY_S)
+      if (purse.client, day) not in self._days:
+        condition = "at_s >= ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
+        budget = self._add_up(condition, day * DAY_S, purse.client)
+        budget.change_limit(limit_usd)
+        self._days = {(purse.client, day): budget}
+      budgets.append(self._days[purse.client, day])
+    return budgets
 
   def list_affordable(
-    self, session: Session, worst_case_usd_A: Sequence[float], keep_usd: float
+    self, purse: Purse, worst_case_usd_A: Sequence[float], keep_usd: float
   ) -> list[int]:
     """Find the models whose call fits all budgets now, in ascending order.
 
     Args:
-      session: the session of the call.
+      purse: the purse that pays.
       worst_case_usd_A: the worst case of the call at each model.
-      keep_usd: the US dollars that the call must leave of the session's cap.
+      keep_usd: the US dollars that the call must leave of the purse's cap.
     """
+    budgets = self._budgets(purse)
     models = []
     for model, usd in enumerate(worst_case_usd_A):
-      has_call = model == SMALL or session.remaining_caps.calls != 0
-      run_allows = self._run_budget is None or self._run_budget.allows(usd)
-      if has_call and run_allows and session.dollars.allows(usd + keep_usd):
+      is_affordable = model == SMALL or purse.remaining_caps.calls != 0
+      is_affordable &= purse.dollars.allows(usd + keep_usd)
+      for budget in budgets:
+        is_affordable &= budget.allows(usd)
+      if is_affordable:
         models.append(model)
     return models
 
   def begin(
-    self, session: Session, step: Step, worst_case_usd: float, reported: bool = False
+    self,
+    purse: Purse,
+    conversation: Conversation | None,
+    step: Step,
+    worst_case_usd: float,
+    reported: bool = False,
   ) -> Attempt:
-    """Begin an attempt: reserve its worst case in all budgets, and store it.
+    """Begin an attempt: store it, and reserve its worst case in all budgets.
 
     The caller must have checked that the worst case fits the budgets.
 
     Args:
-      session: the session that pays.
+      purse: the purse that pays.
+      conversation: the conversation of the call; None for a side call.
       step: the step that the reply will belong to.
       worst_case_usd: the worst case of the attempt.
       reported: True if the client makes the attempt itself, and reports its usage.
-    """
-    reservation = contextlib.ExitStack()
-    cost = reservation.enter_context(
-      reserve(session.dollars, self._run_budget, worst_case_usd)
-    )
-    session.large_calls += step.model != SMALL
-    row = (step.model, OPEN, worst_case_usd, f"session {session.id}")
-    number = self._db.execute(INSERT, row).lastrowid
-    session.open[number] = worst_case_usd
-    if reported:
-      session.reported.add(number)
-    self._save(session)
-    return Attempt(session, step, worst_case_usd, number, reservation, cost)
 
-  def end(self, attempt: Attempt, kind: str, call: Call | None = None) -> None:
-    """End an attempt: settle its cost in all budgets, and save its session.
+    Raises:
+      Refusal: the database file cannot be written. Then nothing has changed.
+    """
+    now_s = time.time()
+    id_ = conversation and conversation.id
+    number = self.commit(
+      (INSERT, (step.model, OPEN, worst_case_usd, None)),
+      (
+        "INSERT INTO attempts VALUES (last_insert_rowid(), ?, ?, ?, NULL)",
+        (purse.id, id_, now_s),
+      ),
+      ("UPDATE conversations SET changed_s = ? WHERE id = ?", (now_s, id_)),
+      ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
+    )
+    reservations = []
+    for budget in self._budgets(purse):
+      reservations.append((budget, budget.reserve(worst_case_usd)))
+    purse.large_calls += step.model != SMALL
+    purse.open[number] = worst_case_usd
+    if reported:
+      purse.reported.add(number)
+    if conversation:
+      conversation.changed_s = now_s
+    return Attempt(purse, conversation, step, worst_case_usd, number, reservations)
+
+  def end(
+    self,
+    attempt: Attempt,
+    kind: str,
+    call: Call | None = None,
+    record: Record | None = None,
+  ) -> None:
+    """End an attempt: store its outcome, and settle its cost in all budgets.
+
+    If the database file cannot be written now, the next commit does both.
 
     Args:
       attempt: the attempt.
       kind: the outcome, one of the constants of llms/wire.py. PRESUMED without a call
         books the worst case.
       call: the billed call; None if the attempt had no answer.
+      record: the step that the attempt completed; None if there is none.
     """
-    session = attempt.session
     step = attempt.step
     if call is None and kind == PRESUMED:
       call = Call(step.model, Usage(0, 0, 0), attempt.worst_case_usd, kind=PRESUMED)
-    if call is None:
-      session.large_calls -= step.model != SMALL
-    else:
+    usd = 0.0
+    if call is not None:
       step.calls.append(call)
-      attempt.cost.usd = call.cost_usd
-    attempt.reservation.close()
-    del session.open[attempt.number]
-    session.reported.discard(attempt.number)
-    session.spent_usd = session.dollars.settled_usd
-    session.changed.set()
-    self._close(attempt.number, kind, attempt.cost.usd)
-    self._save(session)
-
-  def finish(self, session: Session, score: float) -> None:
-    """End a session: store its score."""
-    session.score = score
-    self._save(session)
-
-  def _close(self, number: int, kind: str, usd: float) -> None:
-    """Write an attempt's outcome and cost. `_save` must commit them."""
+      usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
-    self._db.execute(update, (kind, usd, number))
+    statements = [(update, (kind, usd, attempt.number))]
+    if record:
+      statements.append(self._update_record(attempt.number, record))
+      for atom in record.atoms:
+        insert = "INSERT INTO atoms VALUES (?, ?)"
+        statements.append((insert, (atom, attempt.conversation.id)))
 
-  def _save(self, session: Session) -> None:
-    """Write a session, and commit it with everything written before."""
-    state = SESSION.dump_json(session).decode()
-    row = (session.id, len(session.open), time.time(), state)
-    with self._db:
-      self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
+    def apply() -> None:
+      """Settle the attempt in memory."""
+      purse = attempt.purse
+      for budget, reservation in attempt.reservations:
+        budget.settle(reservation, usd)
+      del purse.open[attempt.number]
+      purse.reported.discard(attempt.number)
+      if call is None:
+        purse.large_calls -= step.model != SMALL
+      if record:
+        attempt.conversation.records.append(record)
+        attempt.conversation.number = attempt.number
+      purse.changed.set()
+
+    self._late.append(Late(statements, apply))
+    with contextlib.suppress(Refusal):
+      self.commit()
+
+  def _update_record(self, number: int, record: Record) -> Statement:
+    """Return the statement that writes the record of an attempt."""
+    text = RECORD.dump_json(record).decode()
+    return "UPDATE attempts SET record = ? WHERE id = ?", (text, number)
+
+  def complete_step(
+    self, conversation: Conversation, action: str, score: float | None
+  ) -> None:
+    """Set the action and the score of a conversation's last step.
+
+    The next commit stores them.
+    """
+    step = conversation.records[-1].step
+    step.action = action
+    step.score = score
+    update = self._update_record(conversation.number, conversation.records[-1])
+    self._late.append(Late([update], lambda: None))
+
+  def lost_usd(self, conversation: Conversation) -> float:
+    """Compute the dollars of a conversation's attempts that no step has."""
+    budget = self._add_up("conversation = ?", conversation.id)
+    return budget.lost_usd(conversation.steps)
+
+  def finish(
+    self,
+    conversation: Conversation,
+    score: float | None = None,
+    changed_s: float = -1.0,
+  ) -> None:
+    """End a conversation, with a score or without one.
+
+    Args:
+      changed_s: -1 if it can no longer be scored, 0 if it can.
+    """
+    update = "UPDATE conversations SET score = ?, changed_s = ? WHERE id = ?"
+    self.commit((update, (score, changed_s, conversation.id)))
+    conversation.score = score
+    conversation.changed_s = changed_s
 
 
 class ScoredSession(NamedTuple):

@@ -8,10 +8,10 @@ from typing import TypedDict
 
 from baar_jax.config import SERVED, Config
 from baar_jax.episode import Call, Episode, Step
-from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
+from baar_jax.llms.usage import read_usage
 from baar_jax.run import Run
-from baar_jax.serve.request import SessionScore, read_messages
+from baar_jax.serve.request import SessionScore, read_history
 from baar_jax.serve.sessions import ScoredSession, add_sessions
 from baar_jax.train.jobs import BOUNDARIES, stratified_spec
 
@@ -143,13 +143,13 @@ def read_session(
   task_name = None
   for number, call in enumerate(calls, 1):
     messages = call["messages"]
-    text = read_messages(messages, call.get("tools"))
+    text = read_history(call)
     if len(text.actions) != number or messages[-1]["role"] != "assistant":
       raise ValueError(f"call {number} must end with assistant message {number}")
     if call["model"] not in names:
       raise ValueError(f"--config.models.names lacks the model {call['model']!r:.80}")
     model = names.index(call["model"])
-    usage = read_counts(call["usage"])
+    usage = read_usage(call["usage"])
     cost = Call(model, usage, prices[model].cost_usd(usage))
     steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
     if call.get("score") is not None:
@@ -160,6 +160,6 @@ def read_session(
     if {step.model for step in steps} == {model}:
       spec = boundary
   score = SessionScore.read(score_fields).score
-  task_id = str(task_name or text.fingerprint)
+  task_id = str(task_name or text.opening)
   episode = Episode(task_id, spec.key, 0, steps, score, "done")
   return ScoredSession(f"import {id_}", episode, text.task)

@@ -1,0 +1,151 @@
+"""Define the wire form of Anthropic's Messages."""
+
+import json
+from collections.abc import Mapping
+
+from baar_jax.llms.wire import (
+  Endpoint,
+  ToolCall,
+  Turn,
+  WireForm,
+  check_objects,
+  check_text,
+  read_content,
+)
+
+# Anthropic's names of errors by HTTP status; see also `Messages.write_error`.
+ERRORS = {
+  400: "invalid_request_error",
+  401: "authentication_error",
+  402: "billing_error",
+  403: "permission_error",
+  404: "not_found_error",
+  413: "request_too_large",
+  429: "rate_limit_error",
+  504: "timeout_error",
+  529: "overloaded_error",
+}
+THINKING = ("thinking", "redacted_thinking")
+
+
+def read_blocks(role: str, content: object) -> list[Turn]:
+  """Read the content of a message: its tool results, and then the rest.
+
+  Raises:
+    ValueError: a block has a wrong field.
+  """
+  if not isinstance(content, list):
+    return [Turn(role, read_content(content))]
+  turns = []
+  rest = []
+  calls = []
+  for block in check_objects(content, "content"):
+    kind = block.get("type")
+    if kind == "tool_result":
+      turns.append(Turn("tool", read_content(block.get("content"))))
+    elif kind in ("tool_use", "server_tool_use"):
+      arguments = json.dumps(block.get("input"))
+      calls.append(ToolCall(check_text(block.get("name")), arguments))
+    elif kind not in THINKING:
+      rest.append(block)
+  if rest or calls or not turns:
+    turns.append(Turn(role, read_content(rest), tuple(calls)))
+  return turns
+
+
+class Messages(WireForm):
+  """Anthropic's Messages."""
+
+  path = "messages"
+  history = "messages"
+  opening = ("system", "tools", "tool_choice", "thinking")
+  limits = ("max_tokens",)
+  counts_beside = True
+  endings = ("message_stop",)
+
+  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
+    """Make the request headers that carry the key, and the version.
+
+    Anthropic reads the key in x-api-key. Some gateways read it in authorization.
+    """
+    headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+    if not f".{endpoint.host}".endswith(".anthropic.com"):
+      headers |= super().list_headers(endpoint, key)
+    return headers
+
+  def read_turns(self, body: Mapping) -> list[Turn]:
+    """Read the system text and the messages of a request."""
+    turns = []
+    if body.get("system"):
+      turns.append(Turn("system", read_content(body["system"])))
+    messages = check_objects(body.get("messages"), "messages")
+    if not messages:
+      raise ValueError("messages must have at least one message")
+    for message in messages:
+      role = check_text(message.get("role"))
+      turns += read_blocks(role, message.get("content"))
+    return turns
+
+  def read_reply(self, answer: Mapping) -> Turn:
+    """Read the blocks of an answer."""
+    return read_blocks("assistant", check_objects(answer.get("content"), "content"))[-1]
+
+  def collect(self, answer: dict, event: Mapping) -> None:
+    """Add an event to the blocks of the answer."""
+    blocks = answer.setdefault("content", [])
+    kind = event.get("type")
+    if kind == "content_block_start":
+      blocks.append({**event["content_block"]})
+    if kind == "content_block_delta" and blocks:
+      delta = event["delta"]
+      if delta.get("type") == "text_delta":
+        blocks[-1]["text"] += delta["text"]
+      if delta.get("type") == "input_json_delta":
+        parts = blocks[-1].setdefault("parts", [])
+        parts.append(delta["partial_json"])
+    if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
+      blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a message whose reply is a text and which cost nothing."""
+    return dict(
+      id="msg_baar",
+      type="message",
+      role="assistant",
+      model=model,
+      content=[dict(type="text", text=text)],
+      stop_reason="max_tokens",
+      stop_sequence=None,
+      usage=dict(input_tokens=0, output_tokens=0, cost=0.0),
+    )
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write the events of a message, with each of its blocks in one event."""
+    empty = dict(answer, content=[], stop_reason=None)
+    events = [dict(type="message_start", message=empty)]
+    for index, block in enumerate(answer["content"]):
+      start = dict(block)
+      deltas = []
+      if block["type"] == "text":
+        start["text"] = ""
+        deltas.append(dict(type="text_delta", text=block["text"]))
+      elif "input" in block:
+        start["input"] = {}
+        arguments = json.dumps(block["input"])
+        deltas.append(dict(type="input_json_delta", partial_json=arguments))
+      place = dict(index=index)
+      events.append(dict(type="content_block_start", content_block=start, **place))
+      for delta in deltas:
+        events.append(dict(type="content_block_delta", delta=delta, **place))
+      events.append(dict(type="content_block_stop", **place))
+    ending = dict(stop_reason=answer.get("stop_reason"), stop_sequence=None)
+    events.append(dict(type="message_delta", delta=ending, usage=answer["usage"]))
+    return [*events, dict(type="message_stop")]
+
+  def write_error(self, error: dict, status: int) -> dict:
+    """Write the body of an error."""
+    usual = "invalid_request_error" if status < 500 else "api_error"
+    return {"type": "error", "error": error | {"type": ERRORS.get(status, usual)}}
+
+
+FORM = Messages()

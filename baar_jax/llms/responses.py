@@ -1,0 +1,163 @@
+"""Define the wire form of OpenAI's Responses."""
+
+import json
+import time
+from collections.abc import Mapping
+
+from baar_jax.config import ModelsConfig
+from baar_jax.llms.chat_completions import list_openai_headers
+from baar_jax.llms.wire import (
+  Endpoint,
+  ToolCall,
+  Turn,
+  WireForm,
+  check_objects,
+  check_text,
+  read_content,
+)
+
+# Fields of a tool call's item that are no arguments. The arguments of most calls are in
+# one field, and those of built-in tools in other fields.
+ENVELOPE = ("id", "type", "status", "call_id", "name", "namespace")
+
+
+def read_item(item: Mapping) -> Turn | None:
+  """Read an item of a conversation.
+
+  Returns:
+    The turn; None for an item without text, such as reasoning.
+
+  Raises:
+    ValueError: a field of the item has another type.
+  """
+  kind = check_text(item.get("type") or "message")
+  if kind == "message":
+    return Turn(check_text(item.get("role")), read_content(item.get("content")))
+  if kind.endswith("_output"):
+    output = item.get("output")
+    if isinstance(output, dict):
+      output = json.dumps(output)
+    return Turn("tool", read_content(output))
+  if not kind.endswith("_call"):
+    return None
+  arguments = item.get("arguments", item.get("input"))
+  if not isinstance(arguments, str):
+    fields = {name: item[name] for name in item if name not in ENVELOPE}
+    arguments = json.dumps(fields)
+  name = check_text(item.get("name") or kind)
+  return Turn("assistant", "", (ToolCall(name, check_text(arguments)),))
+
+
+def read_items(items: object) -> list[Turn]:
+  """Read the items of a conversation. Consecutive items of a reply are one turn."""
+  turns = []
+  for item in check_objects(items, "input"):
+    turn = read_item(item)
+    if turn is None:
+      continue
+    if turn.role == "assistant" and turns and turns[-1].role == "assistant":
+      last = turns.pop()
+      text = "\n".join(filter(None, (last.text, turn.text)))
+      turn = Turn("assistant", text, last.calls + turn.calls)
+    turns.append(turn)
+  return turns
+
+
+class Responses(WireForm):
+  """OpenAI's Responses."""
+
+  path = "responses"
+  history = "input"
+  opening = ("instructions", "tools", "text")
+  limits = ("max_output_tokens",)
+  endings = (
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "response.cancelled",
+  )
+
+  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
+    """Make the request headers that carry the key, and for OpenAI also the account."""
+    return list_openai_headers(endpoint, key)
+
+  def write_request(
+    self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
+  ) -> dict:
+    """Write a request for a model."""
+    request = super().write_request(body, endpoint, config)
+    if endpoint.is_openai:
+      request.setdefault("service_tier", "default")
+    return request
+
+  def read_turns(self, body: Mapping) -> list[Turn]:
+    """Read the instructions and the items of a request."""
+    turns = []
+    if body.get("instructions"):
+      turns.append(Turn("system", check_text(body["instructions"])))
+    given = body.get("input")
+    if isinstance(given, str):
+      given = [{"role": "user", "content": given}]
+    items = read_items(given)
+    if not items:
+      raise ValueError("input must have at least one message")
+    return turns + items
+
+  def read_reply(self, answer: Mapping) -> Turn:
+    """Read the items of an answer as one turn."""
+    turns = read_items(answer.get("output"))
+    return turns[0] if turns else Turn("assistant", "")
+
+  def collect(self, answer: dict, event: Mapping) -> None:
+    """Take the whole answer from the last event."""
+    if event.get("type") in self.endings:
+      answer |= event.get("response") or {}
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a response whose reply is a text and which cost nothing."""
+    part = dict(type="output_text", text=text, annotations=[])
+    message = dict(id="msg_baar", type="message", role="assistant", status="completed")
+    details = dict(cached_tokens=0)
+    reasoning = dict(reasoning_tokens=0)
+    return dict(
+      id="resp_baar",
+      object="response",
+      created_at=int(time.time()),
+      status="incomplete",
+      incomplete_details=dict(reason="max_output_tokens"),
+      error=None,
+      model=model,
+      output=[message | dict(content=[part])],
+      parallel_tool_calls=True,
+      tool_choice="auto",
+      tools=[],
+      usage=dict(
+        input_tokens=0,
+        input_tokens_details=details,
+        output_tokens=0,
+        output_tokens_details=reasoning,
+        total_tokens=0,
+        cost=0.0,
+      ),
+    )
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write the events of a response, with each of its items whole."""
+    started = dict(answer, status="in_progress", output=[])
+    events = [dict(type="response.created", response=started)]
+    for index, item in enumerate(answer["output"]):
+      place = dict(output_index=index, item=item)
+      events.append(dict(type="response.output_item.added", **place))
+      events.append(dict(type="response.output_item.done", **place))
+    ending = f"response.{answer.get('status') or 'completed'}"
+    events.append(dict(type=ending, response=answer))
+    for number, event in enumerate(events):
+      event["sequence_number"] = number
+    return events
+
+  def write_failure(self, error: dict, status: int) -> dict:
+    """Write the event of a stream that breaks off with an error."""
+    return {"type": "error", "sequence_number": 0, **error, "error": error}
+
+
+FORM = Responses()

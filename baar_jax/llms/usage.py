@@ -1,0 +1,161 @@
+"""Read the usage that answers report, in every wire form, without trusting it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from baar_jax.episode import Usage
+from baar_jax.llms.wire import is_json
+
+# Providers' service tiers that cost the list price or less. The prices of all other
+# tiers count as unknown.
+TIERS = ("auto", "batch", "default", "flex", "on_demand", "standard")
+# The parts of a usage that may have counts, and the names of the counts. Names with the
+# same value are aliases, and must agree.
+SECTIONS = (
+  "prompt_tokens_details",
+  "input_tokens_details",
+  "completion_tokens_details",
+  "output_tokens_details",
+  "cache_creation",
+)
+COUNTS = {
+  "prompt_tokens": "prompt",
+  "input_tokens": "prompt",
+  "completion_tokens": "completion",
+  "output_tokens": "completion",
+  "total_tokens": "total",
+  "reasoning_tokens": "reasoning",
+  "cached_tokens": "cached",
+  "cache_read_tokens": "cached",
+  "cache_read_input_tokens": "cached",
+  "prompt_cache_hit_tokens": "cached",
+  "prompt_cache_miss_tokens": "missed",
+  "cache_write_tokens": "written",
+  "cache_creation_tokens": "written",
+  "cache_creation_input_tokens": "written",
+  "ephemeral_5m_input_tokens": "minutes",
+  "ephemeral_1h_input_tokens": "hour",
+}
+# More tokens in one call are implausible, so they are refused.
+MOST_TOKENS = 10**7
+
+
+class ImpossibleUsage(ValueError):
+  """Report a usage that cannot be true, or that cannot be priced."""
+
+
+@dataclasses.dataclass
+class Meter:
+  """Collect the usage of one answer from its JSON objects: the whole, or events.
+
+  Attributes:
+    counts_beside: `WireForm.counts_beside` of the answer.
+    counts: the newest counts, by the values of `COUNTS`.
+    cost_usd: the dollars that the provider itself states; 0 without.
+    problem: the reason why the usage is impossible; "" so far.
+  """
+
+  counts_beside: bool = False
+  counts: dict[str, int] = dataclasses.field(default_factory=dict)
+  cost_usd: float = 0.0
+  problem: str = ""
+
+  def read(self, text: str | bytes) -> dict | None:
+    """Read a JSON object, and note the usage in it.
+
+    Returns:
+      The object; None if the text is not one.
+    """
+    repeated = []
+
+    def read_object(pairs: list[tuple[str, object]]) -> dict:
+      """Read an object of the JSON text, and note whether a key occurs twice."""
+      fields = dict(pairs)
+      repeated.append(len(fields) < len(pairs))
+      return fields
+
+    try:
+      fields = json.loads(text, object_pairs_hook=read_object)
+    except (ValueError, RecursionError):
+      return None
+    if not isinstance(fields, dict) or not is_json(fields):
+      return None
+    if any(repeated):
+      self.problem = "a key occurs twice"
+    # The events of a stream may have the answer, and so the usage, in a field.
+    for holder in (fields, fields.get("response"), fields.get("message")):
+      if isinstance(holder, dict):
+        self.note(holder)
+    return fields
+
+  def note(self, holder: Mapping) -> None:
+    """Note the usage and the service tier of an object, if it has them."""
+    usage = holder.get("usage")
+    if usage is not None and not isinstance(usage, dict):
+      self.problem = "it is no JSON object"
+    if not isinstance(usage, dict):
+      usage = {}
+    for tier in (holder.get("service_tier"), usage.get("service_tier")):
+      if tier is not None and tier not in TIERS:
+        self.problem = "the price of the service tier is not known"
+    cost_usd = usage.get("cost")
+    if isinstance(cost_usd, int | float):
+      self.cost_usd = max(self.cost_usd, cost_usd)
+    counts = {}
+    for section in (usage, *map(usage.get, SECTIONS)):
+      for name, count in section.items() if isinstance(section, dict) else ():
+        if name not in COUNTS or count is None:
+          continue
+        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+          self.problem = f"{name} is not a whole number from 0 to {MOST_TOKENS:,}"
+        elif counts.setdefault(COUNTS[name], count) != count:
+          self.problem = f"{name} disagrees with another name of the same count"
+    for name, count in counts.items():
+      if count < self.counts.get(name, 0):
+        self.problem = "a count shrinks within a stream"
+    self.counts |= counts
+
+  def usage(self) -> Usage:
+    """Compute the tokens of the answer.
+
+    If the total exceeds prompt plus completion, the excess counts as completion,
+    because some providers report reasoning only in the total.
+
+    Raises:
+      ImpossibleUsage: the usage is missing or impossible; the message is one line.
+    """
+    counts = self.counts
+    prompt = counts.get("prompt", 0)
+    cached = counts.get("cached", 0)
+    hour = counts.get("hour", 0)
+    by_lifetime = hour + counts.get("minutes", 0)
+    written = counts.get("written", by_lifetime)
+    misses = prompt - cached
+    if self.counts_beside:
+      prompt += cached + written
+    minimum = prompt + counts.get("completion", 0)
+    total = counts.get("total", minimum)
+    completion = total - prompt
+    problem = self.problem
+    if not prompt or "completion" not in counts:
+      problem = problem or "it must have the tokens of the prompt and of the reply"
+    is_split = by_lifetime in (0, written)
+    is_fitting = cached + written <= prompt and misses == counts.get("missed", misses)
+    is_whole = minimum <= total and counts.get("reasoning", 0) <= completion
+    if not (is_split and is_fitting and is_whole):
+      problem = problem or "the counts disagree: a part exceeds its whole"
+    if problem:
+      raise ImpossibleUsage(f"The usage is impossible: {problem}. Correct the usage.")
+    return Usage(prompt, cached, completion, written, hour)
+
+
+def read_usage(usage: object) -> Usage:
+  """Read a usage object in OpenAI's form.
+
+  Raises:
+    ImpossibleUsage: the usage is missing or impossible.
+  """
+  meter = Meter()
+  meter.note({"usage": usage})
+  return meter.usage()
