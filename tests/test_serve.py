@@ -1,7 +1,10 @@
 """Test the endpoint in this process, with a stand-in for the models."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
+import itertools
 import json
 import sqlite3
 import time
@@ -15,10 +18,11 @@ from baar_jax import Router
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
+from baar_jax.llms.chat_completions import FORM
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.exchange import Decider
+from baar_jax.serve.exchange import ClientKey, Decider
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.
@@ -131,59 +135,120 @@ def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch)
 def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, tokens):
   assert client.chat().status_code == 200
   exchange = client.http.app.exchange
-  caches, upstream = exchange.sessions.find("s").caches, exchange.upstreams[0]
   messages = [*ASK, {"role": "user", "content": content}]
-  for known_caches in (caches, {}):
-    assert (
-      upstream.worst_case_usd({"messages": messages} | fields, known_caches)
-      >= 1e-6 * tokens
-    )
+  body = {"messages": messages, "model": "baar"} | fields
+  for name in ("s", "new"):
+    call = exchange.receive(ClientKey(), FORM, {"x-session-id": name}, body)
+    assert exchange.upstreams[0].worst_case_usd(call) >= 1e-6 * tokens
 
 
-def test_session_ids_come_from_body_then_header_then_opening(client):
-  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}]
-  named += [{"session_id": None}, {"metadata": {"session_id": None}}]
-  answers, body = (
-    [client.chat("h", **fields) for fields in named],
-    {"model": "baar", "messages": ASK},
+# Rows: headers, fields of the body, the path before /v1, and the session's name.
+UUID = "0199c0de-0000-4000-8000-00000000000a"
+CODEX = {
+  "x-codex-turn-metadata": json.dumps({"thread_id": "t", "session_id": "abcdefgh"})
+}
+NAMES = [
+  ({"x-baar-session-id": "a", "x-session-id": "b"}, {}, "", "a"),
+  ({"x-session-id": "b"}, {"session_id": "c"}, "/s/u", "b"),
+  ({"x-claude-code-session-id": "d"}, {"session_id": "c"}, "/s/u", "u"),
+  ({"x-claude-code-session-id": "d", "session-id": "e"}, {}, "", "d"),
+  (CODEX, {"prompt_cache_key": UUID}, "", "abcdefgh"),
+  ({"x-litellm-session-id": "f"}, {"metadata": {"session_id": "g"}}, "", "f"),
+  ({}, {"session_id": None, "metadata": {"session_id": "g"}}, "", "g"),
+  ({}, {"metadata": {"user_id": f"user_1_account__session_{UUID}"}}, "", UUID),
+  ({}, {"metadata": {"user_id": json.dumps({"session_id": UUID})}}, "", UUID),
+  ({}, {"prompt_cache_key": UUID}, "", UUID),
+  ({"x-session-id": "child", "x-parent-session-id": "b"}, {}, "", "b"),
+]
+
+
+@pytest.mark.parametrize("headers, fields, prefix, name", NAMES)
+def test_sessions_have_the_names_that_agents_give(
+  client, headers, fields, prefix, name
+):
+  body = {"model": "gpt-9", "messages": ASK} | fields
+  reply = client.post(f"{prefix}/v1/chat/completions", body, headers)
+  assert reply.headers["x-baar-session-id"] == name
+
+
+def test_histories_keep_tasks_apart_without_names(client, upstream):
+  """Three runs of one task, in step with each other; their first replies are equal.
+  A prompt cache key that is no id names no session."""
+  reply = itertools.count()
+  upstream.answer = lambda request: (
+    REPLY if len(request["messages"]) == 2 else f"Action: go {next(reply)}"
   )
-  answers += [client.post("/v1/chat/completions", body) for _ in range(2)]
-  *ids, first_id, second_id = [reply.headers["x-baar-session-id"] for reply in answers]
-  assert (
-    ids == ["b", "m", "h", "h"]
-    and first_id == second_id
-    and first_id.startswith("fingerprint-")
+  examples = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+  histories = [[*examples, *ASK] for _ in range(3)]
+  ids = [[], [], []]
+  for place in range(3):
+    for number, messages in enumerate(histories):
+      body = {"model": "baar", "messages": messages, "prompt_cache_key": "app"}
+      answer = client.post("/v1/chat/completions", body)
+      ids[number].append(answer.headers["x-baar-conversation"])
+      (choice,) = answer.json()["choices"]
+      text = choice["message"]["content"]
+      # The client strips its history, and changes a text before it.
+      messages[0] = {"role": "user", "content": f"file {place}"}
+      messages += [{"role": "assistant", "content": f" {text}\n"}, *ASK]
+  assert [len({*names}) for names in ids] == [1, 1, 1]
+  assert len({names[0] for names in ids}) == 3
+
+
+def test_agents_of_one_session_draw_on_one_purse(client):
+  """A title is no step. A subagent, another policy and the next task are conversations."""
+  tools = [{"type": "function", "function": {"name": "go"}}]
+  long = [{"role": "user", "content": "x" * 400}]
+  client.chat(messages=long, tools=tools)
+  title = client.chat(messages=[{"role": "user", "content": "Write a title."}])
+  assert "x-baar-conversation" not in title.headers
+  sub = {"x-claude-code-agent-id": "sub"}
+  replies = [client.chat(headers=sub, tools=tools) for _ in range(2)]
+  replies.append(client.chat(model="baar:large", messages=long, tools=tools))
+  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
+  replies.append(client.chat(messages=long, tools=tools))
+  numbers = [reply.headers["x-baar-conversation"] for reply in replies]
+  assert numbers[0] == numbers[1] and len({*numbers}) == 3
+  session = client.http.get("/v1/sessions/s").json()
+  counts = [len(found["steps"]) for found in session["conversations"]]
+  assert counts == [1, 1, 2, 1]  # the newest first
+  assert [found["score"] for found in session["conversations"]] == [None, None, 1, None]
+  spent = sum(
+    step["cost_usd"] for found in session["conversations"] for step in found["steps"]
   )
-  assert len(client.session(first_id)["steps"]) == 2
+  assert session["spent_usd"] > spent + USD / 2  # with the title
+  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 200
+  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 409
 
 
-def test_an_opening_after_its_score_begins_a_new_session(client):
-  later = [
-    *ASK,
-    {"role": "assistant", "content": REPLY},
-    {"role": "user", "content": "Outside."},
-  ]
-  first, ids = {"model": "baar", "messages": ASK}, []
-  for _ in range(3):
-    for body in (first, first | {"messages": later}):
-      reply = client.post("/v1/chat/completions", body)
-    ids.append(reply.headers["x-baar-session-id"])
-    assert client.post(f"/v1/sessions/{ids[-1]}/score", {"score": 1}).status_code == 200
-    assert (
-      client.post("/v1/chat/completions", first | {"messages": later}).status_code
-      == 409
-    )
-  assert ids[1:] == [f"{ids[0]}-2", f"{ids[0]}-3"]
-  assert [len(client.session(id_)["steps"]) for id_ in ids] == [2, 2, 2]
+def test_a_retry_gets_the_answer_that_is_being_made(client, upstream):
+  upstream.latency_s = lambda number: 0.3
+  again = {"x-stainless-retry-count": "1"}
+  body = {"model": "baar", "messages": ASK}
+  post = functools.partial(client.post, "/v1/chat/completions")
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    named = [pool.submit(client.chat, stream=n < 0) for n in range(2)]
+    unnamed = [pool.submit(post, body), pool.submit(post, body)]
+    assert len({*(reply.result().text for reply in named)}) == 1
+    ids = {reply.result().headers["x-baar-session-id"] for reply in unnamed}
+  assert len(upstream.seen) == 3 and len(ids) == 2
+  assert post(body, again).headers["x-baar-session-id"] in ids
+  assert len(upstream.seen) == 3
+  assert post(body).headers["x-baar-session-id"] not in ids
 
 
-def test_a_cap_holds_for_later_calls_without_a_cap(client):
+def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):
   caps = ["0.05", None, "0.06", "0.04"]
-  replies = [
-    client.chat(headers={"x-baar-max-usd": cap} if cap else {}) for cap in caps
-  ]
-  assert [reply.status_code for reply in replies] == [200, 200, 409, 409]
-  assert replies[1].headers["x-baar-left-usd"] < "0.05"
+  replies = []
+  for cap in caps:
+    replies.append(client.chat(headers={"x-baar-max-usd": cap} if cap else {}))
+  assert [reply.status_code for reply in replies] == [200] * 4
+  lefts = [float(reply.headers["x-baar-left-usd"]) for reply in replies]
+  assert lefts[2] > 0.04 > lefts[3]
+  path = "/v1/sessions/s"
+  assert client.http.patch(path, json={"max_usd": 1}).json()["usd_limit"] == 1
+  assert client.http.patch(path, json={"max_usd": None}).json()["left_usd"] is None
+  assert client.http.patch(path, json={"max_usd": -1}).status_code == 400
 
 
 def test_a_cap_is_never_passed_and_errors_name_the_dollars(tmp_path, upstream):
@@ -217,24 +282,38 @@ def test_a_cap_is_never_passed_and_errors_name_the_dollars(tmp_path, upstream):
 
 
 def test_an_attempt_with_a_bug_counts_at_its_worst_case(client):
-  client.http.app.exchange.upstreams[0].attempt = lambda body: 1 / 0
+  client.http.app.exchange.upstreams[0].attempt = lambda call: 1 / 0
   assert client.chat().status_code == 500
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
 
 
-def test_an_attempt_is_settled_once_despite_a_full_disk(client, upstream, monkeypatch):
-  """The model refuses the attempt without a bill, and then the disk is full."""
+@pytest.mark.parametrize("full_at", range(4))
+def test_a_full_disk_leaves_the_session_whole(client, upstream, monkeypatch, full_at):
+  """The disk is full at one of the four writes of a call, and then has room again."""
+  sessions = client.http.app.exchange.sessions
+  client.chat("other")
+  writes = itertools.count()
+  execute = sessions._execute
 
-  def fail(*_):
-    raise sqlite3.OperationalError("database or disk is full")
+  def fail(statements):
+    if next(writes) == full_at:
+      raise sqlite3.OperationalError("database or disk is full")
+    return execute(statements)
 
-  upstream.fault = lambda number, request: "500"
-  monkeypatch.setattr(client.http.app.exchange.sessions, "_close", fail)
-  assert client.chat().json()["error"]["message"] == (
-    "This server has a bug (OperationalError). Report it to its operator."
+  monkeypatch.setattr(sessions, "_execute", fail)
+  reply = client.chat()
+  assert reply.status_code == (200 if next(writes) > full_at + 1 else 503)
+  if reply.status_code == 503:
+    assert "Free disk space" in reply.json()["error"]["message"]
+  assert client.chat(messages=[*ASK, *ASK]).status_code == 200
+  session = client.session()
+  assert session["in_flight"] == 0
+  assert len(session["steps"]) == len(upstream.seen) - 1
+  assert session["spent_usd"] == pytest.approx(
+    float(upstream.usd({"small": PRICES[0]})) - USD
   )
-  assert client.session()["spent_usd"] == 0
+  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
 
 
 def test_a_failed_batch_ends_only_the_call_that_ran_it():
@@ -268,7 +347,7 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
       ("POST", "/chat", 404),
     ):
       reply = client.http.request(name, path)
-      routes = "answers POST /v1/chat/completions, "
+      routes = "POST /v1/chat/completions, "
       assert reply.status_code == status and routes in reply.json()["error"]["message"]
 
 
@@ -324,7 +403,6 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
     model["id"] for model in client.http.get("/v1/models").json()["data"]
   }
   assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
-  assert client.chat("s0").status_code == 409
 
 
 def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
@@ -475,9 +553,9 @@ def test_attempts_in_flight_count_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.exchange.sessions
-    client.attempt = sessions.begin(
-      sessions.find("s"), Step("", 1, ""), 0.25
-    )  # This attempt never ends.
+    purse = sessions.find_purse("", "s")
+    # This attempt never ends.
+    client.attempt = sessions.begin(purse, None, Step("", 1, ""), 0.25)
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()
@@ -486,41 +564,6 @@ def test_attempts_in_flight_count_after_a_kill(tmp_path, upstream):
     )
     assert session["large_calls"] == 1 and len(session["steps"]) == 1
     assert client.chat().status_code == 200
-
-
-# The previous version wrote sessions in this form.
-STORED = {
-  "id": "s", "rule": "small", "cost_weight": None, "policy": "always-small", "task_id": "t",
-  "description": "", "call_limit": None, "usd_limit": 1.0, "large_calls": 0, "spent_usd": 0.25,
-  "switch_usd": 0.0, "score": None, "places": [0], "open": {"7": 0.5},
-  "caches": {"0": {"messages": 1, "digest": "d", "tokens": 9, "at_s": 1.0}},
-  "steps": [{
-    "observation": "", "model": 0, "action": "", "logp": None, "router_cost_usd": 0.0,
-    "router_latency_s": 0.0, "proposal": None, "score": None,
-    "calls": [{"model": 0, "usage": {"prompt_tokens": 9, "cached_tokens": 0,
-      "completion_tokens": 10, "cache_write_tokens": 0}, "cost_usd": 0.25, "latency_s": 0.1,
-      "replayed": False, "kind": "act"}],
-  }],
-}  # fmt: skip
-
-
-def test_a_stored_session_goes_on(tmp_path, upstream):
-  with Client(tmp_path, upstream):
-    pass
-  with (
-    contextlib.closing(sqlite3.connect(tmp_path / "served" / "episodes.sqlite")) as db,
-    db,
-  ):
-    db.execute("INSERT INTO sessions VALUES ('s', 1, 0.0, ?)", (json.dumps(STORED),))
-  with Client(tmp_path, upstream) as client:
-    session = client.session()  # Its attempt in flight counts at its worst case.
-    assert (session["spent_usd"], session["left_usd"], session["in_flight"]) == (
-      0.75,
-      0.25,
-      0,
-    )
-    assert client.chat().status_code == 200
-    assert len(client.session()["steps"]) == 2
 
 
 def test_an_unreported_decision_counts_at_its_worst_case(client):
@@ -542,10 +585,10 @@ def test_an_unreported_decision_counts_at_its_worst_case(client):
 
 # Rows: a body or some of its fields, headers, the status, and a word of the error.
 BAD = [
-  ({"model": "gpt-4.1"}, {}, 404, "baar:large"),
+  ({"model": "llama"}, {}, 404, "baar:large"),
   ({"messages": []}, {}, 400, "messages"),
   ({"max_tokens": True}, {}, 400, "max_tokens"),
-  ({}, {"x-session-id": "a" * 257}, 400, "x-session-id"),
+  ({}, {"x-session-id": "a" * 257}, 400, "session's name"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
   ({}, {"x-baar-max-large-calls": "1.5"}, 400, "x-baar-max-large-calls"),
   ({}, {"host": "other.example"}, 403, "127.0.0.1"),
@@ -638,4 +681,4 @@ def test_a_rule_that_is_not_served_any_more_labels_its_sessions(routed):
   client = routed()
   client.chat()
   del client.http.app.exchange.deciders["router"]
-  assert "Policy: router. Remaining" in client.http.get("/").text
+  assert "Policy: router. Cost" in client.http.get("/").text

@@ -157,7 +157,7 @@ class Responses(WireForm):
 
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""
-    return {"type": "error", "sequence_number": 0, **error, "error": error}
+    return {**error, "type": "error", "sequence_number": 0, "error": error}
 
 
 FORM = Responses()

@@ -10,7 +10,7 @@ from baar_jax.llms.wire import is_json
 # Providers' service tiers that cost the list price or less. The prices of all other
 # tiers count as unknown.
 TIERS = ("auto", "batch", "default", "flex", "on_demand", "standard")
-# The parts of a usage that may have counts, and the names of the counts. Names with the
+# The parts of a usage that have counts, too, and the names of the counts. Names with the
 # same value are aliases, and must agree.
 SECTIONS = (
   "prompt_tokens_details",
@@ -18,6 +18,7 @@ SECTIONS = (
   "completion_tokens_details",
   "output_tokens_details",
   "cache_creation",
+  "cache_creation_token_details",
 )
 COUNTS = {
   "prompt_tokens": "prompt",
@@ -26,6 +27,7 @@ COUNTS = {
   "output_tokens": "completion",
   "total_tokens": "total",
   "reasoning_tokens": "reasoning",
+  "thinking_tokens": "reasoning",
   "cached_tokens": "cached",
   "cache_read_tokens": "cached",
   "cache_read_input_tokens": "cached",
@@ -37,6 +39,7 @@ COUNTS = {
   "ephemeral_5m_input_tokens": "minutes",
   "ephemeral_1h_input_tokens": "hour",
 }
+UNUSED = ("input_tokens", "output_tokens")
 # More tokens in one call are implausible, so they are refused.
 MOST_TOKENS = 10**7
 
@@ -103,18 +106,29 @@ class Meter:
     if isinstance(cost_usd, int | float):
       self.cost_usd = max(self.cost_usd, cost_usd)
     counts = {}
-    for section in (usage, *map(usage.get, SECTIONS)):
-      for name, count in section.items() if isinstance(section, dict) else ():
-        if name not in COUNTS or count is None:
-          continue
-        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
-          self.problem = f"{name} is not a whole number from 0 to {MOST_TOKENS:,}"
-        elif counts.setdefault(COUNTS[name], count) != count:
-          self.problem = f"{name} disagrees with another name of the same count"
+    self._collect(usage, counts)
     for name, count in counts.items():
       if count < self.counts.get(name, 0):
         self.problem = "a count shrinks within a stream"
     self.counts |= counts
+
+  def _collect(self, section: Mapping, counts: dict[str, int]) -> None:
+    """Collect the counts of a usage and of its details, by the values of `COUNTS`."""
+    for name, count in section.items():
+      # A gateway may send zeros under the names of another form.
+      is_unused = count == 0 and name in UNUSED and "prompt_tokens" in section
+      if count is None or is_unused:
+        continue
+      if name in SECTIONS and isinstance(count, dict):
+        self._collect(count, counts)
+        continue
+      if name not in (*SECTIONS, *COUNTS):
+        continue
+      is_count = type(count) is int and 0 <= count <= MOST_TOKENS
+      if name in SECTIONS or not is_count:
+        self.problem = f"{name} is not a whole number from 0 to {MOST_TOKENS:,}"
+      elif counts.setdefault(COUNTS[name], count) != count:
+        self.problem = f"{name} disagrees with another name of the same count"
 
   def usage(self) -> Usage:
     """Compute the tokens of the answer.

@@ -106,6 +106,8 @@ class Upstream(Client):
     if isinstance(answer, Whole):
       try:
         call.form.read_reply(answer.fields)
+      except UnicodeError:  # Half a surrogate pair does no harm.
+        pass
       except MALFORMED:
         answer = UNREADABLE
     has_failed = isinstance(answer, Outcome) and not answer.hopeless
