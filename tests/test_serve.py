@@ -22,7 +22,8 @@ from baar_jax.llms.chat_completions import FORM
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.exchange import ClientKey, Decider
+from baar_jax.serve.desk import ClientKey
+from baar_jax.rollout.loop import Decider
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.
@@ -138,7 +139,7 @@ def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, 
   messages = [*ASK, {"role": "user", "content": content}]
   body = {"messages": messages, "model": "baar"} | fields
   for name in ("s", "new"):
-    call = exchange.receive(ClientKey(), FORM, {"x-session-id": name}, body)
+    call = exchange.desk.receive(ClientKey(), FORM, {"x-session-id": name}, body)
     assert exchange.upstreams[0].worst_case_usd(call) >= 1e-6 * tokens
 
 

@@ -19,6 +19,8 @@ from baar_jax.llms.wire import (
 # Fields of a tool call's item that are no arguments. The arguments of most calls are in
 # one field, and those of built-in tools in other fields.
 ENVELOPE = ("id", "type", "status", "call_id", "name", "namespace")
+# Most responses and items that are remembered.
+MOST_ITEMS = 1000
 
 
 def read_item(item: Mapping) -> Turn | None:
@@ -158,6 +160,60 @@ class Responses(WireForm):
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""
     return {**error, "type": "error", "sequence_number": 0, "error": error}
+
+
+class Items:
+  """Remember the items of the newest responses, to which later calls may refer."""
+
+  def __init__(self) -> None:
+    """Start without items."""
+    self._items: dict[tuple[str, str], list] = {}
+
+  def record(self, client: str, body: Mapping, answer: Mapping) -> None:
+    """Remember the items of a response, unless the client sent store: false.
+
+    Args:
+      client: the name of the client's key.
+      body: the client's request, without references.
+      answer: the whole answer.
+    """
+    output = answer.get("output")
+    if not isinstance(output, list) or body.get("store") is False:
+      return
+    self._items[client, str(answer.get("id"))] = [*body["input"], *output]
+    for item in output:
+      if isinstance(item, dict):
+        self._items[client, str(item.get("id"))] = [item]
+    while len(self._items) > MOST_ITEMS:
+      self._items.pop(next(iter(self._items)))
+
+  def resolve(self, client: str, body: dict) -> None:
+    """Replace the references of a request by the items.
+
+    Raises:
+      ValueError: this object does not have a response or an item.
+    """
+    given = body.get("input")
+    if isinstance(given, str):
+      given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+      return
+    earlier = body.pop("previous_response_id", None) or body.get("conversation")
+    items = self._find(client, earlier) if earlier else []
+    for item in given:
+      if isinstance(item, dict) and item.get("type") == "item_reference":
+        items = items + self._find(client, item.get("id"))
+      else:
+        items = [*items, item]
+    body["input"] = items
+
+  def _find(self, client: str, id_: object) -> list:
+    """Return the items of a response, or the item, with an id."""
+    items = self._items.get((client, str(id_)))
+    if items is None:
+      problem = f"This server does not have the response or item {str(id_)[:80]}"
+      raise ValueError(f"{problem}. Set store: false, and send the whole history.")
+    return items
 
 
 FORM = Responses()

@@ -10,8 +10,8 @@ from baar_jax.llms.wire import is_json
 # Providers' service tiers that cost the list price or less. The prices of all other
 # tiers count as unknown.
 TIERS = ("auto", "batch", "default", "flex", "on_demand", "standard")
-# The parts of a usage that have counts, too, and the names of the counts. Names with the
-# same value are aliases, and must agree.
+# The parts of a usage that have counts, too; and the names of the counts. Names with
+# the same value are aliases, and must agree.
 SECTIONS = (
   "prompt_tokens_details",
   "input_tokens_details",

@@ -24,10 +24,19 @@ from baar_jax.llms.client import FORMS
 from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.llms.wire import Outcome, WireForm
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.exchange import NAME, ClientKey, Exchange
-from baar_jax.serve.request import Caps, ListQuery, Refusal, SessionScore, read_body
-from baar_jax.serve.routed import EXHAUSTED, write_event
-from baar_jax.serve.sessions import Purse
+from baar_jax.serve.desk import NAME, ClientKey
+from baar_jax.serve.exchange import Exchange
+from baar_jax.serve.request import (
+  Caps,
+  ListQuery,
+  Refusal,
+  SessionScore,
+  pass_headers,
+  read_body,
+  write_event,
+)
+from baar_jax.serve.routed import EXHAUSTED
+from baar_jax.serve.sessions import Conversation, Purse
 
 SHOWN_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
@@ -182,8 +191,13 @@ class App(Starlette):
   ) -> Response:
     """Pass a request for a count of tokens on to SMALL. It costs nothing."""
     upstream = self.exchange.upstreams[0]
-    path = "messages/count_tokens"
-    answer = await upstream.count_tokens(body, path, read_headers(request))
+    answer = await upstream.send(
+      messages.FORM,
+      body | {"model": upstream.name},
+      upstream.config.timeout_s,
+      "messages/count_tokens",
+      pass_headers(request.headers),
+    )
     if isinstance(answer, Outcome):
       raise upstream.refuse(answer, messages.FORM)
     return JSONResponse(answer.fields)
@@ -199,14 +213,14 @@ class App(Starlette):
     exchange = self.exchange
     if "decision_id" in body:
       routed = exchange.book_report(body["decision_id"], body)
-      fields = exchange.describe(routed.call.purse)
+      fields = self._describe(routed.call.purse)
       return JSONResponse(fields, headers=routed.headers)
     # A body with another field than `messages` is in the form of Responses.
     form = chat_completions.FORM
     for other in FORMS.values():
       if form.history not in body and other.history in body:
         form = other
-    call = exchange.receive(key, form, read_headers(request), body)
+    call = exchange.desk.receive(key, form, read_headers(request), body)
     outlooks = exchange.forecast(call) if call.conversation else ()
     routed = await exchange.decide(call)
     number = exchange.reserve_reported(routed)
@@ -236,11 +250,11 @@ class App(Starlette):
     """End a session's task with its score, and respond with its caps and dollars."""
     purse = self._find_purse(request, key)
     self.exchange.score(purse, SessionScore.read(body))
-    return JSONResponse(self.exchange.describe(purse))
+    return JSONResponse(self._describe(purse))
 
   async def _show_session(self, request: Request, key: ClientKey) -> Response:
     """Respond with a session's caps, dollars and conversations."""
-    return JSONResponse(self.exchange.describe(self._find_purse(request, key)))
+    return JSONResponse(self._describe(self._find_purse(request, key)))
 
   async def _change_session(
     self, request: Request, key: ClientKey, body: dict
@@ -260,7 +274,7 @@ class App(Starlette):
     if "max_large_calls" in caps.model_fields_set:
       cap = Cap(caps.max_large_calls, cap.usd)
     self.exchange.sessions.change_caps(purse, cap)
-    return JSONResponse(self.exchange.describe(purse))
+    return JSONResponse(self._describe(purse))
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
@@ -268,13 +282,13 @@ class App(Starlette):
     client = query.client if key.is_operator else key.name
     sessions = self.exchange.sessions
     purses = sessions.list_purses(client, query.before_s, query.limit)
-    data = [self.exchange.describe(purse) for purse in purses]
+    data = [self._describe(purse) for purse in purses]
     return JSONResponse(dict(object="list", data=data))
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in the form they speak."""
     caps = self.exchange.config.evaluate.call_budgets
-    names = [*self.exchange.served, *(f"{NAME}:K={K}" for K in caps)]
+    names = [*self.exchange.desk.served, *(f"{NAME}:K={K}" for K in caps)]
     if "anthropic-version" not in request.headers:
       models = []
       for name in names:
@@ -296,10 +310,10 @@ class App(Starlette):
     )
     calls = make_counter("baar_calls", "Attempts at model calls.")
     usd = make_counter("baar_usd", "US dollars; unknown costs at their worst case.")
-    for total in self.exchange.sessions.count_attempts():
-      labels = (self.exchange.names[total.model], total.outcome)
-      calls.labels(*labels).inc(total.count)
-      usd.labels(*labels).inc(total.usd)
+    for model, outcome, count, sum_usd in self.exchange.sessions.count_attempts():
+      labels = (self.exchange.names[model], outcome)
+      calls.labels(*labels).inc(count)
+      usd.labels(*labels).inc(sum_usd)
     text = prometheus.generate_latest(registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
@@ -311,9 +325,66 @@ class App(Starlette):
     page = self._page.render(
       names=exchange.names,
       run=exchange.config,
-      sessions=[exchange.describe(purse) for purse in purses],
+      sessions=[self._describe(purse) for purse in purses],
     )
     return HTMLResponse(page)
+
+  def _label(self, conversation: Conversation) -> str:
+    """Return the label of a conversation's policy for readers.
+
+    The label is the rule's name if this server does not serve the rule.
+    """
+    state = conversation.state
+    if state.rule not in self.exchange.deciders:
+      return state.rule
+    return self._label_policy(
+      self.exchange.desk.find_spec(state, conversation.purse.cap)
+    )
+
+  def _describe(self, purse: Purse) -> dict:
+    """Return a session's caps, dollars and conversations as JSON, without texts."""
+    exchange = self.exchange
+    names = exchange.names
+    left = purse.remaining_caps
+    conversations = []
+    for conversation in exchange.sessions.list_conversations("purse = ?", purse.id):
+      steps = []
+      switch_usd = 0.0
+      for record in conversation.records:
+        step = record.step
+        fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+        steps.append(fields | vars(step.calls[-1].usage))
+        switch_usd += record.switch_usd
+      caches = {}
+      for model, cache in conversation.caches.items():
+        caches[names[model]] = vars(cache)
+      state = conversation.state
+      conversations.append(
+        dict(
+          id=conversation.id,
+          name=conversation.name,
+          policy=state.policy,
+          label=self._label(conversation),
+          task_id=state.task_id,
+          score=conversation.score,
+          switch_usd=switch_usd,
+          caches=caches,
+          count=len(steps),
+          steps=steps,
+        )
+      )
+    return dict(
+      id=purse.name,
+      client=purse.client,
+      usd_limit=purse.cap.usd,
+      call_limit=purse.cap.calls,
+      spent_usd=purse.dollars.settled_usd,
+      large_calls=purse.large_calls,
+      left_usd=left.usd,
+      left_large_calls=left.calls,
+      in_flight=len(purse.open),
+      conversations=conversations,
+    )
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:
     """Find the client's session in the path. Raises Refusal if there is none."""

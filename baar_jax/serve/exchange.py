@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import dataclasses
-import fnmatch
 import json
 import random
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Episode, Step, Task
@@ -19,70 +16,95 @@ from baar_jax.llms.client import Whole, ask
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.usage import Meter
 from baar_jax.llms.wire import PRESUMED, WireForm
+from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
-from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
+from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
+from baar_jax.serve.desk import ClientKey, Desk
 from baar_jax.serve.request import (
   CallFields,
-  History,
   Refusal,
   SessionScore,
   bound_tokens,
-  find_lowest,
   hash_text,
-  read_history,
 )
 from baar_jax.serve.routed import (
   Budgets,
   ClientCall,
-  Delivery,
   RoutedCall,
   Upstream,
-  pass_headers,
 )
 from baar_jax.serve.sessions import (
   Conversation,
   Purse,
-  ScoredSession,
   Sessions,
-  State,
-  add_sessions,
 )
 from baar_jax.store import Store
-from baar_jax.train.jobs import cap_spec
+from baar_jax.train.listing import ScoredSession, add_sessions
 
-# Beginning of every model name that clients may send, such as "baar" or "baar:small".
-NAME = "baar"
-# Most finished answers that are kept for retries, and most responses for references.
+# Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
 # Seconds between two looks for conversations that are over.
 WATCH_S = 10.0
 
 
-class SelectedPolicy(NamedTuple):
-  """The policy that a client's model name selects.
+class Delivery:
+  """An answer that is being made, for its client and for the retries of the call.
+
+  It is made to its end even if all clients leave, so that its cost is known.
 
   Attributes:
-    rule: the key of its decider in `Exchange.deciders`, such as "small" or "router".
-    cost_weight: units of score per normalised dollar; None if the policy has none.
+    begun: the whole answer with its headers, or {} for a stream; or the error.
+    blocks: the events of a stream so far.
+    is_done: whether the answer is complete.
+    is_dropped: whether a client left before the answer was complete.
   """
 
-  rule: str
-  cost_weight: float | None
+  def __init__(self) -> None:
+    """Start without an answer. An event loop must be running."""
+    self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
+    self.blocks: list[bytes] = []
+    self.is_done = False
+    self.is_dropped = False
+    self._changed = asyncio.Event()
 
+  async def wait(self) -> tuple[dict, dict]:
+    """Wait for the whole answer or the start of the stream, and return `begun`."""
+    # If a client leaves, its handler is cancelled, and the answer must go on.
+    return await asyncio.shield(self.begun)
 
-class ClientKey(NamedTuple):
-  """What a client's key allows.
+  @property
+  def is_repeatable(self) -> bool:
+    """Tell whether a retry may get this answer: it has no error so far."""
+    return not self.begun.done() or not self.begun.exception()
 
-  Attributes:
-    name: the name of the key; "" without `serve.keys`.
-    is_operator: whether the client sees all sessions, and may change caps.
-    cap: the caps of each of its sessions.
-  """
+  def add(self, block: bytes) -> None:
+    """Add an event of the stream."""
+    self.blocks.append(block)
+    self._wake()
 
-  name: str = ""
-  is_operator: bool = True
-  cap: Cap = Cap()
+  def finish(self) -> None:
+    """Mark the answer as complete."""
+    self.is_done = True
+    self._wake()
+
+  def _wake(self) -> None:
+    """Wake all that wait for a change."""
+    self._changed.set()
+    self._changed = asyncio.Event()
+
+  async def follow(self) -> AsyncIterator[bytes]:
+    """Yield all events of the stream, from the first one on."""
+    sent = 0
+    try:
+      while sent < len(self.blocks) or not self.is_done:
+        if sent == len(self.blocks):
+          await self._changed.wait()
+          continue
+        yield self.blocks[sent]
+        sent += 1
+    finally:
+      self.is_dropped |= sent < len(self.blocks) or not self.is_done
 
 
 class Exchange:
@@ -93,7 +115,7 @@ class Exchange:
   Attributes:
     names: the names of the models, SMALL first.
     deciders: the decider of each rule, such as "small" or "router".
-    served: the policy of each model name that clients may send.
+    desk: finds the purse and the conversation of each call.
   """
 
   def __init__(
@@ -116,7 +138,7 @@ class Exchange:
     self.config = config
     self.sessions = sessions
     self._store = store
-    self._label_policy = label_policy
+    self.label_policy = label_policy
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
@@ -127,274 +149,21 @@ class Exchange:
     self._reported: dict[int, RoutedCall] = {}
     # The newest answers by the client, the names and the hash of their call's body.
     self._deliveries: dict[tuple, Delivery] = {}
-    # The items of the newest responses, by the client and their id.
-    self._items: dict[tuple[str, str], list] = {}
+    self._items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     # The conversations whose outcome was asked for.
     self._asked: set[int] = set()
     self._start_s = time.time()
     self.deciders: dict[str, Decider] = {}
-    policy_of_name = {}
     for rule, policy in policies.items():
       self.deciders[rule] = Decider(policy, config.serve.max_sessions)
-      weights = policy.cost_weights
-      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
-        rule, min(weights, default=None)
-      )
-      for weight in weights:
-        policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
-    self.served = {
-      NAME: policy_of_name[f"{NAME}:{config.serve.policy}"]
-    } | policy_of_name
+    self.desk = Desk(config, sessions, policies)
 
   def compile(self) -> None:
     """Compile all policies by JAX, so that no client waits for a compilation."""
     for decider in self.deciders.values():
       decider.policy.compile()
-
-  def receive(
-    self,
-    key: ClientKey,
-    form: WireForm,
-    headers: Mapping[str, str],
-    body: dict,
-    is_repeated: bool = False,
-  ) -> ClientCall:
-    """Read a client's call, and find its purse and its conversation.
-
-    The call's messages contain the previous reply, which tells the action of the
-    conversation's last step.
-
-    Args:
-      key: the client's key.
-      form: the wire form of the call.
-      headers: the headers, and the session's name in the URL under the name "url".
-      body: the JSON body.
-      is_repeated: whether an equal call was answered lately. Without names, it begins a
-        conversation of its own.
-
-    Raises:
-      Refusal: the call has a wrong field, or the ledger cannot be written.
-    """
-    self.sessions.commit()
-    fields = CallFields.read_call(headers, body)
-    self._resolve_items(key, form, body)
-    history = read_history(body, form)
-    selected = self._select(fields.model_name)
-    purse = self._find_purse(key, fields)
-    conversation = self._match(key, fields, history, selected, purse)
-    if conversation and not purse:
-      purse = conversation.purse
-      if is_repeated:
-        conversation = None
-    serve_config = self.config.serve
-    cap = fields.make_cap(
-      Cap(
-        find_lowest(serve_config.max_large_calls, key.cap.calls),
-        find_lowest(serve_config.max_usd, key.cap.usd),
-      )
-    )
-    if purse is None:
-      purse = self.sessions.open_purse(key.name, fields.purse or "", cap)
-    else:
-      self._lower_caps(purse, fields)
-    is_side = conversation is None and self._is_side_call(purse, history, body)
-    spec_key = self._find_spec(selected, purse.cap).key
-    if conversation and conversation.state.policy != spec_key:
-      conversation = None
-    if conversation is None and not is_side:
-      state = State(
-        selected.rule,
-        selected.cost_weight,
-        spec_key,
-        task_id=fields.task_id or history.opening,
-        description=history.task * serve_config.record_text,
-        opening=history.opening,
-        began_s=time.time(),
-      )
-      conversation = self.sessions.begin_conversation(purse, fields.conversation, state)
-    if conversation:
-      self._complete_step(conversation, history, fields.score)
-    return ClientCall(form, body, history, purse, conversation, pass_headers(headers))
-
-  def _select(self, name: str) -> SelectedPolicy:
-    """Find the policy of a model name, or of the name that it is an alias of.
-
-    Raises:
-      Refusal: no policy has this name.
-    """
-    if name in self.served:
-      return self.served[name]
-    for pattern, alias in self.config.serve.aliases:
-      if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
-        return self.served[alias]
-    names = ", ".join(self.served)
-    problem = f"Unknown model. Send one of these: {names}."
-    if "price=" in name:
-      problem = f"price= has been renamed to cost_weight=. {problem}"
-    raise Refusal(404, problem, code="model_not_found")
-
-  def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
-    """Find the purse that a call names; None if it is new or has no name."""
-    sessions = self.sessions
-    if fields.parent:
-      # The parent may be a subagent, too. Then it is a conversation of the purse.
-      condition = "name = ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
-      values = (fields.parent, key.name)
-      for conversation in sessions.list_conversations(condition, *values):
-        return conversation.purse
-      fields.purse = fields.parent
-    return fields.purse and sessions.find_purse(key.name, fields.purse)
-
-  def _lower_caps(self, purse: Purse, fields: CallFields) -> None:
-    """Lower the caps of a purse to those that a call names, if these are lower."""
-    cap = purse.cap
-    calls = find_lowest(cap.calls, fields.large_calls)
-    lowered = Cap(calls, find_lowest(cap.usd, fields.usd_limit))
-    if lowered != cap:
-      self.sessions.change_caps(purse, lowered)
-
-  def _match(
-    self,
-    key: ClientKey,
-    fields: CallFields,
-    history: History,
-    selected: SelectedPolicy,
-    purse: Purse | None,
-  ) -> Conversation | None:
-    """Find the conversation that a call continues; None if it begins a new one.
-
-    A name of the conversation decides, else the replies in the call's history. In a
-    named session, a client may have rewritten all replies: then a history of the same
-    task that is at least as long continues its conversation.
-
-    Of several conversations, the call continues the longest one whose replies it has
-    all, in their order; else the newest one whose last reply it has; else the newest.
-    """
-    atoms = history.atoms
-    candidates = []
-    if not fields.conversation:
-      candidates = self.sessions.find_matches(key.name, purse, atoms)
-    if purse and not candidates:
-      for found in self.sessions.list_conversations("purse = ?", purse.id):
-        places = [record.place for record in found.records]
-        is_same_task = found.state.opening == history.opening
-        is_same_task &= len(history.actions) >= max(places, default=0)
-        if found.name == fields.conversation and (found.name or is_same_task):
-          candidates.append(found)
-    since_s = time.time() - self.config.serve.idle_s
-    alive = []
-    whole = []
-    recent = []
-    for found in candidates:
-      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
-      if not is_same or found.score is not None or found.changed_s < since_s:
-        continue
-      alive.append(found)
-      if found.has_replies(atoms, found.records):
-        whole.append(found)
-      if found.has_replies(atoms, found.records[-1:]):
-        recent.append(found)
-    if whole:
-      # Of equal conversations, the one that has waited longest.
-      return max(whole, key=lambda found: (len(found.records), -found.changed_s))
-    return next(iter(recent or alive), None)
-
-  def _is_side_call(self, purse: Purse, history: History, body: Mapping) -> bool:
-    """Tell whether a call is a title, a summary or the like, beside the work.
-
-    Such a call offers no tools, is the first of its history, and is shorter than the
-    last call of a conversation of the purse that offered tools.
-    """
-    if body.get("tools") or not self.config.serve.side_calls:
-      return False
-    size = bound_tokens(body)
-    for conversation in self.sessions.list_conversations("purse = ?", purse.id):
-      records = conversation.records
-      if records and records[-1].has_tools and size < records[-1].size:
-        return True
-    return False
-
-  def _resolve_items(self, key: ClientKey, form: WireForm, body: dict) -> None:
-    """Replace references to earlier responses by their recorded items.
-
-    Raises:
-      Refusal: this server does not have the response or the item.
-    """
-    if form is not responses.FORM:
-      return
-    given = body.get("input")
-    if isinstance(given, str):
-      given = [{"role": "user", "content": given}]
-    earlier = body.pop("previous_response_id", None)
-    items = []
-    if earlier or body.get("conversation"):
-      items += self._find_items(key, earlier)
-    for item in given if isinstance(given, list) else ():
-      if isinstance(item, dict) and item.get("type") == "item_reference":
-        items += self._find_items(key, item.get("id"))
-      else:
-        items.append(item)
-    body["input"] = items
-
-  def _find_items(self, key: ClientKey, id_: object) -> list:
-    """Return the items of a recorded response, or the recorded item, with this id."""
-    items = self._items.get((key.name, str(id_)))
-    if items is None:
-      problem = f"This server does not have the response or item {str(id_)[:80]}"
-      raise Refusal(400, f"{problem}. Set store: false, and send the whole history.")
-    return items
-
-  def _record_items(self, key: ClientKey, body: Mapping, answer: Mapping) -> None:
-    """Record the items of a response, which later calls may refer to."""
-    output = answer.get("output")
-    if not isinstance(output, list) or body.get("store") is False:
-      return
-    self._items[key.name, str(answer.get("id"))] = [*body["input"], *output]
-    for item in output:
-      if isinstance(item, dict):
-        self._items[key.name, str(item.get("id"))] = [item]
-    while len(self._items) > MOST_ANSWERS:
-      self._items.pop(next(iter(self._items)))
-
-  def _find_spec(self, selected: SelectedPolicy | State, cap: Cap) -> PolicySpec:
-    """Find the policy whose key a conversation's episode is stored under."""
-    spec = self.deciders[selected.rule].policy.spec
-    # The key of a policy that samples rollouts contains the number of the update that
-    # learns from its episodes, so a session's cap must not change this key.
-    if spec.rollout:
-      return spec
-    spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
-    return cap_spec(spec, cap)
-
-  def label(self, conversation: Conversation) -> str:
-    """Return the label of a conversation's policy for readers.
-
-    The label is the rule's name if this server does not serve the rule.
-    """
-    state = conversation.state
-    if state.rule not in self.deciders:
-      return state.rule
-    return self._label_policy(self._find_spec(state, conversation.purse.cap))
-
-  def _complete_step(
-    self, conversation: Conversation, history: History, score: float | None
-  ) -> None:
-    """Store the action and the score of a conversation's last step.
-
-    The messages of the next call contain the action. Nothing is stored if they do not
-    contain exactly one action more than those of the last step's call.
-
-    Args:
-      history: the messages of the next call; their last action is the last step's.
-      score: the score so far, in [0, 1]; the value heads learn from it. None if the
-        client has sent no score.
-    """
-    records = conversation.records
-    if records and records[-1].place == len(history.actions) - 1:
-      action = history.actions[-1] * self.config.serve.record_text
-      self.sessions.complete_step(conversation, action, score)
 
   def deliver(
     self, key: ClientKey, form: WireForm, headers: Mapping[str, str], body: dict
@@ -418,7 +187,9 @@ class Exchange:
       if is_retry or delivery.is_dropped:
         delivery.is_dropped = False
         return delivery
-    call = self.receive(key, form, headers, body, delivery is not None)
+    if form is responses.FORM:
+      self._items.resolve(key.name, body)
+    call = self.desk.receive(key, form, headers, body, delivery is not None)
     delivery = Delivery()
     self._deliveries[place] = delivery
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
@@ -443,16 +214,17 @@ class Exchange:
       routed = await self.decide(call)
       answer = await ask(routed, self.config.models.retries)
       if isinstance(answer, Whole):
-        routed.book_reply(answer.meter, answer.fields)
-        self._record_items(key, call.body, answer.fields)
+        routed.answer = answer.fields
+        routed.book_reply(answer.meter)
         usage = answer.fields.get("usage")
         usage = dict(usage if isinstance(usage, dict) else {}, cost=routed.usd)
         fields = answer.fields | {"usage": usage, "model": routed.upstream.name}
         delivery.begun.set_result((fields, routed.headers))
       else:
         delivery.begun.set_result(({}, routed.headers))
-        final = await routed.relay(answer, delivery)
-        self._record_items(key, call.body, final)
+        async for block in routed.relay(answer):
+          delivery.add(block)
+      self._items.record(key.name, call.body, routed.answer)
       if is_final and call.conversation:
         await self._end(call.conversation)
     except Exception as error:
@@ -684,118 +456,3 @@ class Exchange:
     except (ValueError, OSError):
       with contextlib.suppress(Refusal):
         self.sessions.finish(conversation, changed_s=0.0)
-
-  def describe(self, purse: Purse) -> dict:
-    """Return a session's caps, dollars and conversations as JSON, without texts."""
-    names = self.names
-    left = purse.remaining_caps
-    conversations = []
-    for conversation in self.sessions.list_conversations("purse = ?", purse.id):
-      steps = []
-      switch_usd = 0.0
-      for record in conversation.records:
-        step = record.step
-        fields = dict(model=names[step.model], cost_usd=step.spent_usd)
-        steps.append(fields | vars(step.calls[-1].usage))
-        switch_usd += record.switch_usd
-      caches = {}
-      for model, cache in conversation.caches.items():
-        caches[names[model]] = vars(cache)
-      state = conversation.state
-      conversations.append(
-        dict(
-          id=conversation.id,
-          name=conversation.name,
-          policy=state.policy,
-          label=self.label(conversation),
-          task_id=state.task_id,
-          score=conversation.score,
-          switch_usd=switch_usd,
-          caches=caches,
-          count=len(steps),
-          steps=steps,
-        )
-      )
-    return dict(
-      id=purse.name,
-      client=purse.client,
-      usd_limit=purse.cap.usd,
-      call_limit=purse.cap.calls,
-      spent_usd=purse.dollars.settled_usd,
-      large_calls=purse.large_calls,
-      left_usd=left.usd,
-      left_large_calls=left.calls,
-      in_flight=len(purse.open),
-      conversations=conversations,
-    )
-
-
-class Decider:
-  """Decide for the sessions of one policy, in batches.
-
-  The policy remembers at most `rows` sessions: those with the newest decisions.
-
-  Attributes:
-    lives: the live episode of each session that has a row in the KV cache, by
-      `Live.key`. The session with the newest decision is last.
-  """
-
-  def __init__(self, policy: Policy, rows: int):
-    """Set up a decider without any sessions.
-
-    Args:
-      rows: the number of sessions that the policy's KV cache can hold.
-    """
-    self.policy = policy
-    self.lives: dict[tuple[str, int], Live] = {}
-    self._rows = rows
-    # The calls that wait for a decision. They are stored by call and not by session,
-    # because a client may drop a call and send the next one while the dropped call is
-    # being decided.
-    self._ready: dict[Live, asyncio.Future[Decision]] = {}
-    self._lock = asyncio.Lock()
-
-  async def decide(self, live: Live) -> Decision:
-    """Choose a session's next model, in one batch with all waiting sessions.
-
-    The first waiting call runs the policy in a thread. The other calls await the
-    result.
-    """
-    result = asyncio.get_running_loop().create_future()
-    self._ready[live] = result
-    try:
-      async with self._lock:
-        while not result.done():
-          waiting = [call for call, future in self._ready.items() if not future.done()]
-          batch = waiting[: self._rows]
-          decisions = await asyncio.to_thread(self.choose, batch)
-          for call, decision in zip(batch, decisions):
-            # A call is missing here if its client has dropped it meanwhile.
-            if call in self._ready:
-              self._ready[call].set_result(decision)
-      return result.result()
-    finally:
-      # An error of the policy ends this call alone. The other waiting calls run the
-      # policy again.
-      del self._ready[live]
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Return the policy's decisions for different sessions.
-
-    There must be at most as many sessions as the policy's KV cache has rows.
-    """
-    for live in ready:
-      self.remember(live)
-    return self.policy.choose(ready)
-
-  def remember(self, live: Live) -> None:
-    """Keep a session's live episode, as the one with the newest decision.
-
-    If there are more sessions than rows in the KV cache, free the row of the session
-    whose last decision is the oldest.
-    """
-    self.lives.pop(live.key, None)
-    self.lives[live.key] = live
-    if len(self.lives) > self._rows:
-      oldest = next(iter(self.lives))
-      self.policy.finish(self.lives.pop(oldest))

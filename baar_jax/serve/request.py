@@ -54,6 +54,8 @@ PART_FIELDS = {
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
+# Headers of a client that go on to the upstream model.
+PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
 # Where clients name their session. The first place that a request has counts: a header,
 # or a field of the body after "body.".
 SESSION_NAMES = (
@@ -501,3 +503,19 @@ def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:
   text = json.dumps([fields, body[form.history][:messages]])
   # Clients move this mark from message to message.
   return hash_text(CACHE_MARK.sub("", text))
+
+
+def write_event(data: dict | str) -> bytes:
+  """Write one server-sent event. Its data is the text, or the JSON of the dict.
+
+  An event with a type also has it as its name.
+  """
+  if isinstance(data, str):
+    return f"data: {data}\n\n".encode()
+  name = f"event: {data['type']}\n" if "type" in data else ""
+  return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
+  """Return the headers of a client that go on to a model."""
+  return {name: headers[name] for name in PASSED_HEADERS if name in headers}

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from urllib.parse import quote
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.client import LOST, Client, Stream, Whole
-from baar_jax.llms.messages import FORM
 from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.llms.wire import (
@@ -37,11 +35,10 @@ from baar_jax.serve.request import (
   drop_nulls,
   find_lowest,
   hash_turn,
+  write_event,
 )
 from baar_jax.serve.sessions import Attempt, Conversation, Purse, Record, Sessions
 
-# Headers of a client that go on to the upstream model.
-PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
 # Seconds between two attempts at an upstream model that fails all the time.
 PROBE_S = 30.0
 # An answer that has another form than expected raises one of these exceptions.
@@ -115,15 +112,6 @@ class Upstream(Client):
     if not has_failed:
       self.paused_until_s = 0.0
     return answer
-
-  async def count_tokens(
-    self, body: dict, path: str, headers: Mapping[str, str]
-  ) -> Whole | Outcome:
-    """Ask the model's endpoint for the number of tokens of a prompt."""
-    request = body | {"model": self.name}
-    return await self.send(
-      FORM, request, self.config.timeout_s, path, pass_headers(headers)
-    )
 
   def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
     """Make the error answer for a client after a failed attempt at this model."""
@@ -283,65 +271,6 @@ class Budgets:
     )
 
 
-class Delivery:
-  """An answer that is being made, for its client and for the retries of the call.
-
-  It is made to its end even if all clients leave, so that its cost is known.
-
-  Attributes:
-    begun: the whole answer with its headers, or {} for a stream; or the error.
-    blocks: the events of a stream so far.
-    is_done: whether the answer is complete.
-    is_dropped: whether a client left before the answer was complete.
-  """
-
-  def __init__(self) -> None:
-    """Start without an answer. An event loop must be running."""
-    self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
-    self.blocks: list[bytes] = []
-    self.is_done = False
-    self.is_dropped = False
-    self._changed = asyncio.Event()
-
-  async def wait(self) -> tuple[dict, dict]:
-    """Wait for the whole answer or the start of the stream, and return `begun`."""
-    # If a client leaves, its handler is cancelled, and the answer must go on.
-    return await asyncio.shield(self.begun)
-
-  @property
-  def is_repeatable(self) -> bool:
-    """Tell whether a retry may get this answer: it has no error so far."""
-    return not self.begun.done() or not self.begun.exception()
-
-  def add(self, block: bytes) -> None:
-    """Add an event of the stream."""
-    self.blocks.append(block)
-    self._wake()
-
-  def finish(self) -> None:
-    """Mark the answer as complete."""
-    self.is_done = True
-    self._wake()
-
-  def _wake(self) -> None:
-    """Wake all that wait for a change."""
-    self._changed.set()
-    self._changed = asyncio.Event()
-
-  async def follow(self) -> AsyncIterator[bytes]:
-    """Yield all events of the stream, from the first one on."""
-    sent = 0
-    try:
-      while sent < len(self.blocks) or not self.is_done:
-        if sent == len(self.blocks):
-          await self._changed.wait()
-          continue
-        yield self.blocks[sent]
-        sent += 1
-    finally:
-      self.is_dropped |= sent < len(self.blocks) or not self.is_done
-
-
 @dataclasses.dataclass(eq=False)
 class RoutedCall:
   """A client's call and the model chosen for it, with the costs of its attempts.
@@ -356,6 +285,7 @@ class RoutedCall:
       failed or they no longer fitted the budgets.
     last_attempt: the newest attempt; None before the first.
     usd: US dollars of all attempts; None until the reply is booked.
+    answer: the whole answer, as far as it is known.
   """
 
   call: ClientCall
@@ -366,6 +296,7 @@ class RoutedCall:
   failed: set[int] = dataclasses.field(default_factory=set)
   last_attempt: Attempt | None = None
   usd: float | None = None
+  answer: dict = dataclasses.field(default_factory=dict)
 
   @property
   def upstream(self) -> Upstream:
@@ -501,17 +432,13 @@ class RoutedCall:
     self.step.model = model
     return is_new
 
-  async def relay(self, stream: Stream, delivery: Delivery) -> dict:
-    """Deliver the events of a stream as they come, and book the reply's cost.
+  async def relay(self, stream: Stream) -> AsyncIterator[bytes]:
+    """Yield the events of a stream as they come, and book the reply's cost.
 
     A stream that breaks off is booked at its worst case.
-
-    Returns:
-      The whole answer; {} if the stream broke off.
     """
     form = self.call.form
     meter = Meter(form.counts_beside)
-    answer = {}
     try:
       async with contextlib.aclosing(stream.response):
         async for block, data in stream.events():
@@ -522,29 +449,25 @@ class RoutedCall:
           if data and not event and kind not in form.endings:
             raise ConnectionError("the stream has an event that is not a JSON object")
           with contextlib.suppress(*MALFORMED):
-            form.collect(answer, event)
+            form.collect(self.answer, event)
           if not form.is_hidden(event, self.call.body):
-            delivery.add(block)
+            yield block
           if kind in form.endings:
             break
     except LOST as failure:
       refusal = self.refuse(explain(failure))
       event = form.write_failure(refusal.body["error"], refusal.status)
-      delivery.add(write_event(event))
+      yield write_event(event)
       self.book_reply()
-      return {}
-    self.book_reply(meter, answer)
-    return answer
+      return
+    self.book_reply(meter)
 
-  def book_reply(
-    self, meter: Meter | None = None, answer: Mapping | None = None
-  ) -> None:
+  def book_reply(self, meter: Meter | None = None) -> None:
     """Settle the reply's cost, and append it to the conversation as a step.
 
     Args:
       meter: the usage of the answer; None if the stream broke before its end. If the
         usage is impossible, the reply is booked at its worst case.
-      answer: the whole answer.
     """
     model = self.step.model
     call = self.call
@@ -575,7 +498,7 @@ class RoutedCall:
     if call.conversation:
       atoms = []
       with contextlib.suppress(*MALFORMED):
-        atoms = hash_turn(call.form.read_reply(answer or {}))
+        atoms = hash_turn(call.form.read_reply(self.answer))
       place = len(call.history.actions)
       size = call.bound_tokens
       record = Record(self.step, place, cache, switch_usd, atoms, size, call.has_tools)
@@ -605,22 +528,6 @@ class RoutedCall:
       self.call.call_s,
     )
     return max(0.0, call.cost_usd - warm.cost_usd)
-
-
-def write_event(data: dict | str) -> bytes:
-  """Write one server-sent event. Its data is the text, or the JSON of the dict.
-
-  An event with a type also has it as its name.
-  """
-  if isinstance(data, str):
-    return f"data: {data}\n\n".encode()
-  name = f"event: {data['type']}\n" if "type" in data else ""
-  return f"{name}data: {json.dumps(data)}\n\n".encode()
-
-
-def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
-  """Return the headers of a client that go on to a model."""
-  return {name: headers[name] for name in PASSED_HEADERS if name in headers}
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
+from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
-from baar_jax.serve.exchange import Decider
 from baar_jax.serve.request import History, bound_tokens, read_history
 from baar_jax.store import read_run
 from baar_jax.train.checkpoint import RouterFiles

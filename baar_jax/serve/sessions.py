@@ -3,26 +3,22 @@
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import secrets
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from baar_jax.config import Config
-from baar_jax.episode import SMALL, Call, Episode, Step, Usage
+from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.calls import INSERT, open_calls
 from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, Cap, seed_of
+from baar_jax.rollout.specs import Cap
 from baar_jax.serve.request import Cache, Refusal
-from baar_jax.store import Store
-from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
 # A conversation that may continue a call has one of the call's last replies. This many
 # hashes of them are looked up, and this many conversations are compared.
@@ -215,15 +211,6 @@ class Attempt:
   worst_case_usd: float
   number: int
   reservations: list[tuple[DollarBudget, object]]
-
-
-class AttemptTotal(NamedTuple):
-  """The number and the US dollars of all attempts with the same model and outcome."""
-
-  model: int
-  outcome: str
-  count: int
-  usd: float
 
 
 Statement = tuple[str, tuple]
@@ -435,13 +422,16 @@ class Sessions:
       matches += self.list_conversations("id = ?", id_)
     return matches
 
-  def count_attempts(self) -> list[AttemptTotal]:
+  def count_attempts(self) -> list[tuple[int, str, int, float]]:
     """Count all attempts and their dollars by model and outcome.
 
     An attempt in flight counts with the dollars of its worst case.
+
+    Returns:
+      Rows of the model's index, the outcome, the number of attempts, and US dollars.
     """
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
-    return [AttemptTotal(*row) for row in self._db.execute(select).fetchall()]
+    return self._db.execute(select).fetchall()
 
   def _budgets(self, purse: Purse) -> list[DollarBudget]:
     """Return the budgets that pay for an attempt: the purse's, the run's, the day's."""
@@ -613,66 +603,3 @@ class Sessions:
     self.commit((update, (score, changed_s, conversation.id)))
     conversation.score = score
     conversation.changed_s = changed_s
-
-
-class ScoredSession(NamedTuple):
-  """An ended session that is to be stored as an episode.
-
-  Attributes:
-    mark: the session's unique name in `Store.finished`, which prevents storing it
-      twice.
-    episode: the episode; `add_sessions` replaces its seed.
-    description: the text of the task.
-  """
-
-  mark: str
-  episode: Episode
-  description: str
-
-
-def add_sessions(
-  store: Store, config: Config, sessions: Sequence[ScoredSession]
-) -> int:
-  """Store the episodes of ended sessions, except of those that were stored before.
-
-  A task whose name is new gets its split here. An episode gets the first seed of
-  `list_seeds` that its policy and task do not have yet.
-
-  Returns:
-    The number of sessions that were stored now.
-  """
-  new_sessions = [session for session in sessions if not store.finished(session.mark)]
-  episodes = []
-  keys_by_policy = {}
-  for session in new_sessions:
-    episode = session.episode
-    description = session.description
-    task = store.name_task(episode.task_id, description, config.env.max_steps)
-    keys = keys_by_policy.setdefault(episode.policy, store.keys(episode.policy))
-    for seed in list_seeds(config, episode.policy, task.split):
-      if (task.id, seed) not in keys:
-        break
-    keys.add((task.id, seed))
-    episodes.append(dataclasses.replace(episode, seed=seed))
-  store.add(*episodes, finished=[session.mark for session in new_sessions])
-  return len(new_sessions)
-
-
-def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
-  """Return the seeds for a policy's sessions of one task, in the order of use.
-
-  The stages read episodes by their seeds. The sessions of a boundary policy become
-  trials of the profile first, then of the evaluation.
-
-  Args:
-    policy: the key of the policy.
-    split: the task's split.
-  """
-  if policy == stratified_spec(config).key:
-    return itertools.count(seed_of("reference", 1))
-  trials = 0
-  if policy in BOUNDARY_KEYS and split != "test":
-    trials = count_trials(config)
-  profile_seeds = range(seed_of("profile", 0), seed_of("profile", trials))
-  later_seeds = itertools.count(seed_of(PURPOSE_OF_SPLIT[split], 0))
-  return itertools.chain(profile_seeds, later_seeds)

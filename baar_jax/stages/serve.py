@@ -124,7 +124,8 @@ def build(run: Run) -> "App":
       `--config.env.kind` is not "served".
   """
   from baar_jax.serve.app import LOCAL, App
-  from baar_jax.serve.exchange import ClientKey, Exchange
+  from baar_jax.serve.desk import ClientKey
+  from baar_jax.serve.exchange import Exchange
   from baar_jax.serve.sessions import Sessions
 
   config = run.config

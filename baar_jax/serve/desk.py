@@ -1,0 +1,275 @@
+"""Find the purse and the conversation of each client's call."""
+
+import dataclasses
+import fnmatch
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from baar_jax.config import Config
+from baar_jax.llms.wire import WireForm
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.serve.request import (
+  CallFields,
+  History,
+  Refusal,
+  bound_tokens,
+  find_lowest,
+  read_history,
+)
+from baar_jax.serve.routed import ClientCall, pass_headers
+from baar_jax.serve.sessions import Conversation, Purse, Sessions, State
+from baar_jax.train.jobs import cap_spec
+
+# Beginning of every model name that clients may send, such as "baar" or "baar:small".
+NAME = "baar"
+
+
+class SelectedPolicy(NamedTuple):
+  """The policy that a client's model name selects.
+
+  Attributes:
+    rule: the key of its decider in `Exchange.deciders`, such as "small" or "router".
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+  """
+
+  rule: str
+  cost_weight: float | None
+
+
+class ClientKey(NamedTuple):
+  """What a client's key allows.
+
+  Attributes:
+    name: the name of the key; "" without `serve.keys`.
+    is_operator: whether the client sees all sessions, and may change caps.
+    cap: the caps of each of its sessions.
+  """
+
+  name: str = ""
+  is_operator: bool = True
+  cap: Cap = Cap()
+
+
+class Desk:
+  """Find the purse and the conversation of each call, or begin new ones.
+
+  Attributes:
+    served: the policy of each model name that clients may send.
+  """
+
+  def __init__(
+    self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]
+  ):
+    """Set up the model names.
+
+    Args:
+      policies: the policies that clients can select, by rule.
+    """
+    self._config = config.serve
+    self._sessions = sessions
+    self._policies = policies
+    policy_of_name = {}
+    for rule, policy in policies.items():
+      weights = policy.cost_weights
+      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
+        rule, min(weights, default=None)
+      )
+      for weight in weights:
+        policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
+    self.served = {
+      NAME: policy_of_name[f"{NAME}:{config.serve.policy}"]
+    } | policy_of_name
+
+  def receive(
+    self,
+    key: ClientKey,
+    form: WireForm,
+    headers: Mapping[str, str],
+    body: dict,
+    is_repeated: bool = False,
+  ) -> ClientCall:
+    """Read a client's call, and find its purse and its conversation.
+
+    The call's messages contain the previous reply, which tells the action of the
+    conversation's last step.
+
+    Args:
+      key: the client's key.
+      form: the wire form of the call.
+      headers: the headers, and the session's name in the URL under the name "url".
+      body: the JSON body.
+      is_repeated: whether an equal call was answered lately. Without names, it begins a
+        conversation of its own.
+
+    Raises:
+      Refusal: the call has a wrong field, or the ledger cannot be written.
+    """
+    self._sessions.commit()
+    fields = CallFields.read_call(headers, body)
+    history = read_history(body, form)
+    selected = self._select(fields.model_name)
+    purse = self._find_purse(key, fields)
+    conversation = self._match(key, fields, history, selected, purse)
+    if conversation and not purse:
+      purse = conversation.purse
+      if is_repeated:
+        conversation = None
+    serve_config = self._config
+    cap = fields.make_cap(
+      Cap(
+        find_lowest(serve_config.max_large_calls, key.cap.calls),
+        find_lowest(serve_config.max_usd, key.cap.usd),
+      )
+    )
+    if purse is None:
+      purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
+    else:
+      self._lower_caps(purse, fields)
+    is_side = conversation is None and self._is_side_call(purse, history, body)
+    spec_key = self.find_spec(selected, purse.cap).key
+    if conversation and conversation.state.policy != spec_key:
+      conversation = None
+    if conversation is None and not is_side:
+      state = State(
+        selected.rule,
+        selected.cost_weight,
+        spec_key,
+        task_id=fields.task_id or history.opening,
+        description=history.task * serve_config.record_text,
+        opening=history.opening,
+        began_s=time.time(),
+      )
+      conversation = self._sessions.begin_conversation(
+        purse, fields.conversation, state
+      )
+    if conversation:
+      self._complete_step(conversation, history, fields.score)
+    return ClientCall(form, body, history, purse, conversation, pass_headers(headers))
+
+  def _select(self, name: str) -> SelectedPolicy:
+    """Find the policy of a model name, or of the name that it is an alias of.
+
+    Raises:
+      Refusal: no policy has this name.
+    """
+    if name in self.served:
+      return self.served[name]
+    for pattern, alias in self._config.aliases:
+      if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
+        return self.served[alias]
+    names = ", ".join(self.served)
+    problem = f"Unknown model. Send one of these: {names}."
+    if "price=" in name:
+      problem = f"price= has been renamed to cost_weight=. {problem}"
+    raise Refusal(404, problem, code="model_not_found")
+
+  def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
+    """Find the purse that a call names; None if it is new or has no name."""
+    sessions = self._sessions
+    if fields.parent:
+      # The parent may be a subagent, too. Then it is a conversation of the purse.
+      condition = "name = ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
+      values = (fields.parent, key.name)
+      for conversation in sessions.list_conversations(condition, *values):
+        return conversation.purse
+      fields.purse = fields.parent
+    return fields.purse and sessions.find_purse(key.name, fields.purse)
+
+  def _lower_caps(self, purse: Purse, fields: CallFields) -> None:
+    """Lower the caps of a purse to those that a call names, if these are lower."""
+    cap = purse.cap
+    calls = find_lowest(cap.calls, fields.large_calls)
+    lowered = Cap(calls, find_lowest(cap.usd, fields.usd_limit))
+    if lowered != cap:
+      self._sessions.change_caps(purse, lowered)
+
+  def _match(
+    self,
+    key: ClientKey,
+    fields: CallFields,
+    history: History,
+    selected: SelectedPolicy,
+    purse: Purse | None,
+  ) -> Conversation | None:
+    """Find the conversation that a call continues; None if it begins a new one.
+
+    A name of the conversation decides, else the replies in the call's history. In a
+    named session, a client may have rewritten all replies: then a history of the same
+    task that is at least as long continues its conversation.
+
+    Of several conversations, the call continues the longest one whose replies it has
+    all, in their order; else the newest one whose last reply it has; else the newest.
+    """
+    atoms = history.atoms
+    candidates = []
+    if not fields.conversation:
+      candidates = self._sessions.find_matches(key.name, purse, atoms)
+    if purse and not candidates:
+      for found in self._sessions.list_conversations("purse = ?", purse.id):
+        places = [record.place for record in found.records]
+        is_same_task = found.state.opening == history.opening
+        is_same_task &= len(history.actions) >= max(places, default=0)
+        if found.name == fields.conversation and (found.name or is_same_task):
+          candidates.append(found)
+    since_s = time.time() - self._config.idle_s
+    alive = []
+    whole = []
+    recent = []
+    for found in candidates:
+      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
+      if not is_same or found.score is not None or found.changed_s < since_s:
+        continue
+      alive.append(found)
+      if found.has_replies(atoms, found.records):
+        whole.append(found)
+      if found.has_replies(atoms, found.records[-1:]):
+        recent.append(found)
+    if whole:
+      # Of equal conversations, the one that has waited longest.
+      return max(whole, key=lambda found: (len(found.records), -found.changed_s))
+    return next(iter(recent or alive), None)
+
+  def _is_side_call(self, purse: Purse, history: History, body: Mapping) -> bool:
+    """Tell whether a call is a title, a summary or the like, beside the work.
+
+    Such a call offers no tools, is the first of its history, and is shorter than the
+    last call of a conversation of the purse that offered tools.
+    """
+    if body.get("tools") or not self._config.side_calls:
+      return False
+    size = bound_tokens(body)
+    for conversation in self._sessions.list_conversations("purse = ?", purse.id):
+      records = conversation.records
+      if records and records[-1].has_tools and size < records[-1].size:
+        return True
+    return False
+
+  def find_spec(self, selected: SelectedPolicy | State, cap: Cap) -> PolicySpec:
+    """Find the policy whose key a conversation's episode is stored under."""
+    spec = self._policies[selected.rule].spec
+    # The key of a policy that samples rollouts contains the number of the update that
+    # learns from its episodes, so a session's cap must not change this key.
+    if spec.rollout:
+      return spec
+    spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
+    return cap_spec(spec, cap)
+
+  def _complete_step(
+    self, conversation: Conversation, history: History, score: float | None
+  ) -> None:
+    """Store the action and the score of a conversation's last step.
+
+    The messages of the next call contain the action. Nothing is stored if they do not
+    contain exactly one action more than those of the last step's call.
+
+    Args:
+      history: the messages of the next call; their last action is the last step's.
+      score: the score so far, in [0, 1]; the value heads learn from it. None if the
+        client has sent no score.
+    """
+    records = conversation.records
+    if records and records[-1].place == len(history.actions) - 1:
+      action = history.actions[-1] * self._config.record_text
+      self._sessions.complete_step(conversation, action, score)
