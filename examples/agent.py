@@ -33,7 +33,12 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld.adapter import ScienceWorld
 from baar_jax.episode import Task
-from baar_jax.llms.agent import NO_ACTION, extend, open_conversation, parse_action
+from baar_jax.llms.chat_completions import (
+  NO_ACTION,
+  extend,
+  open_conversation,
+  parse_action,
+)
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited  # The endpoint checks the caps.
 from baar_jax.store import Store

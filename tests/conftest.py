@@ -14,8 +14,7 @@ from flax import nnx
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Task
-from baar_jax.router.tokenizer import train_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, train_tokenizer
 from baar_jax.router.weights import build_model
 
 jax.config.update("jax_platforms", "cpu")

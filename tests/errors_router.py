@@ -14,8 +14,7 @@ from test_weights import set_fields, set_tensor
 from baar_jax.config import RouterConfig
 from baar_jax.router import gguf
 from baar_jax.router.qwen2 import softmax
-from baar_jax.router.tokenizer import read_tokenizer, train_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, read_tokenizer, train_tokenizer
 from baar_jax.router.weights import (
   check_directory,
   check_pretrained,

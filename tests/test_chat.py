@@ -13,9 +13,9 @@ from standin import StandIn
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
-from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
+from baar_jax.llms.chat_completions import NoAnswer
 from baar_jax.rollout.budget import (
   BudgetSpent,
   CapReached,

@@ -11,8 +11,7 @@ from safetensors.numpy import load_file
 
 from baar_jax.router import weights
 from baar_jax.router.gguf import convert, set_up
-from baar_jax.router.tokenizer import adopt_tokenizer, read_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, adopt_tokenizer, read_tokenizer
 from baar_jax.router.weights import weights_directory
 
 SHAPE = hf.SHAPES["grouped"] | {"num_hidden_layers": 2}

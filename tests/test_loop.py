@@ -8,7 +8,7 @@ import pytest
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Call, Reply, Task, Usage
-from baar_jax.llms.agent import NO_ACTION, NoAnswer
+from baar_jax.llms.chat_completions import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import Failure, run_episodes

@@ -18,8 +18,7 @@ from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
 from baar_jax.router.policy import Threshold
-from baar_jax.router.tokenizer import train_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, train_tokenizer
 from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
 from baar_jax.train.batches import FAILURES, Batcher, add_proposals

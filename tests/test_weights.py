@@ -17,8 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.router import weights
-from baar_jax.router.tokenizer import adopt_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, adopt_tokenizer
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
 from baar_jax.train.checkpoint import RouterFiles, load_initial
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task, Usage
-from baar_jax.llms.agent import Agent, Messages, NoAnswer
 from baar_jax.llms.calls import Calls
-from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.chat_completions import FORM, Agent, Messages, NoAnswer
 from baar_jax.llms.client import ROUNDING, Client, ask, run_in_thread
 from baar_jax.llms.prices import Cost, Reserve
 from baar_jax.llms.usage import ImpossibleUsage

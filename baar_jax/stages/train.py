@@ -11,8 +11,7 @@ from baar_jax.episode import SPLITS, Task
 from baar_jax.mesh import exchange
 from baar_jax.report.texts import label_policy
 from baar_jax.router import gguf
-from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
-from baar_jax.router.view import text_pieces
+from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset, jobs, losses

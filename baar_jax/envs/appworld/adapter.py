@@ -15,9 +15,8 @@ from typing import Any
 
 from baar_jax.envs.appworld.expert import PlanStep, draw_mistake, make_plan
 from baar_jax.envs.appworld.shell import FAILED, Shell, warn_of_landlock
-from baar_jax.envs.base import Env, Oracle, check_size, spread
+from baar_jax.envs.base import Env, KnowledgeErrors, Oracle, check_size, spread
 from baar_jax.envs.engines import Engine, hide_process
-from baar_jax.envs.errors import KnowledgeErrors
 from baar_jax.episode import SPLITS, Task
 
 

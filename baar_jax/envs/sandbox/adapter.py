@@ -13,8 +13,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from baar_jax.envs.base import Env
-from baar_jax.envs.errors import Errors, Lapse, Oracle
+from baar_jax.envs.base import Env, Errors, Lapse, Oracle
 from baar_jax.episode import CacheRule, Task
 
 

@@ -6,8 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Env, Oracle, check_size, interleave, read_or_make, spread
-from baar_jax.envs.errors import KnowledgeErrors
+from baar_jax.envs.base import (
+  Env,
+  KnowledgeErrors,
+  Oracle,
+  check_size,
+  interleave,
+  read_or_make,
+  spread,
+)
 from baar_jax.envs.scienceworld.engine import Engine
 from baar_jax.envs.scienceworld.expert import Expert
 from baar_jax.episode import Task

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baar_jax.llms import agent
+from baar_jax.llms.chat_completions import parse_action
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ from baar_jax.llms import agent
   ],
 )
 def test_the_action_of_a_reply_is_read(reply, action, code):
-  assert agent.parse_action(reply, code=code) == action
+  assert parse_action(reply, code=code) == action
