@@ -1,4 +1,4 @@
-"""Serve chat completions on loopback, with faults, and count the bill."""
+"""Serve a model in three wire forms on loopback, with faults, and count the bill."""
 
 import contextlib
 import functools
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from standin_forms import FORMS, Chat, Messages, Reply, text_of
+
 from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import SPLITS
 
@@ -24,7 +26,7 @@ class StandIn(ThreadingHTTPServer):
   """A stand-in for an endpoint of models.
 
   Attributes:
-    answer: function of a request; returns the text of the reply.
+    answer: function of a request; returns the text of the reply, or a `Reply`.
     fault: function of a request's number and the request; returns None for no fault, a
       key of FAULTS, or an HTTP status with an optional error code ("400 too_long").
     latency_s: function of a request's number; returns the seconds before the answer.
@@ -33,7 +35,10 @@ class StandIn(ThreadingHTTPServer):
     chunk_s: seconds between the chunks of a streamed answer.
     seen: all requests, in order.
     headers: the headers of all requests, in order.
-    billed: request and usage of each billed call, also if its answer was lost.
+    paths: the paths of all requests with their queries, in order.
+    billed: request and usage of each billed call, also if its answer was lost; the
+      usage has the same names in each form, and prompt_tokens include cached and written.
+    forms: by the end of the path; others are answered with 404.
   """
 
   daemon_threads = True
@@ -41,10 +46,13 @@ class StandIn(ThreadingHTTPServer):
   retry_after = "0.01"
   stall_s = 5.0
   chunk_s = 0.0
+  forms = FORMS
 
   def __init__(
     self,
-    answer: Callable[[dict], str] = lambda request: "Thought: now.\n\nAction: go",
+    answer: Callable[[dict], str | Reply] = lambda request: (
+      "Thought: now.\n\nAction: go"
+    ),
     fault: Callable[[int, dict], str | None] = lambda number, request: None,
     latency_s: Callable[[int], float] = lambda number: 0.0,
     **settings,
@@ -53,6 +61,7 @@ class StandIn(ThreadingHTTPServer):
     self.answer, self.fault, self.latency_s = answer, fault, latency_s
     vars(self).update(settings)
     self.seen, self.headers, self.billed = [], [], []
+    self.paths: list[str] = []
     # The conversations in each model's prompt cache.
     self._prompts: dict[str, list] = {}
     self.lock = threading.Lock()
@@ -61,22 +70,27 @@ class StandIn(ThreadingHTTPServer):
   def url(self) -> str:
     return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-  def usd(
-    self, prices: dict[str, tuple[str, str, str]], user: str | None = None
-  ) -> Fraction:
+  def usd(self, prices: dict[str, tuple], user: str | None = None) -> Fraction:
     """Compute the bill in dollars.
 
     Args:
-      prices: dollars per million tokens of input, cached input and output, by model.
+      prices: dollars per million tokens of input, cached input, output and, if it is not
+        a quarter above input, of tokens that are written to the cache; by model. Tokens
+        that are written for an hour cost twice the input.
       user: only this user's requests count; None means all.
     """
     total = Fraction(0)
     for request, usage in self.billed:
       if user is None or request.get("user") == user:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        counts = usage["prompt_tokens"] - cached, cached, usage["completion_tokens"]
-        price_of = map(Fraction, prices[request["model"]])
-        total += sum(count * price for count, price in zip(counts, price_of))
+        input_usd, *others = map(Fraction, prices[request["model"]])
+        price_of = dict(zip(("cached", "completion_tokens", "written"), others))
+        price_of = {
+          "written": input_usd * 5 / 4,
+          "written_1h": 2 * input_usd,
+        } | price_of
+        total += usage["prompt_tokens"] * input_usd
+        total += sum(usage[name] * price for name, price in price_of.items())
+        total -= input_usd * sum(map(usage.get, ("cached", "written", "written_1h")))
     return total / 10**6
 
   @contextlib.contextmanager
@@ -91,26 +105,37 @@ class StandIn(ThreadingHTTPServer):
       self.server_close()
       thread.join()
 
-  def bill(self, request: dict, text: str) -> dict:
+  def bill(self, form: Chat | Messages, request: dict, reply: Reply, **usage) -> dict:
     """Bill a call; return its usage.
 
     A token has 4 characters, and a message has 3 tokens more. The longest earlier prompt
-    with which the prompt begins is cached.
+    with which the prompt begins is cached; of a prompt with marks of a cache, the part
+    up to the last mark is kept and billed as written.
+
+    Args:
+      usage: replaced counts of tokens.
     """
-    contents = [message.get("content") or "" for message in request["messages"]]
+    items = form.prompt(request)
+    marked = [n for n, item in enumerate(items, 1) if "cache_control" in repr(item)]
+    texts, kept = list(map(text_of, items)), [*marked, len(items)][-1]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self.lock:
       prompts = self._prompts.setdefault(request["model"], [])
-      cached = [prompt for prompt in prompts if contents[: len(prompt)] == prompt]
-      usage = {
-        "prompt_tokens": count(contents),
-        "completion_tokens": min(count([text]), most_tokens(request)),
-        "prompt_tokens_details": {"cached_tokens": max(map(count, cached), default=0)},
-      }
-      usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-      prompts.append(contents)
-      self.billed.append((request, usage))
-    return usage
+      known = [prompt for prompt in prompts if texts[: len(prompt)] == prompt]
+      cached = max(map(count, known), default=0)
+      written = max(count(texts[:kept]) - cached, 0) if marked else 0
+      said = text_of([reply.text, *map(json.dumps, reply.calls)])
+      hour = '"ttl": "1h"' in json.dumps(request)
+      billed = {
+        "prompt_tokens": count(texts),
+        "cached": cached,
+        "written": 0 if hour else written,
+        "written_1h": written if hour else 0,
+        "completion_tokens": min(count([said]), most_tokens(request)),
+      } | usage
+      prompts.append(texts[:kept])
+      self.billed.append((request, billed))
+    return billed
 
   def handle_error(self, request, client_address):
     """Ignore errors of connections that a client has closed."""
@@ -118,7 +143,8 @@ class StandIn(ThreadingHTTPServer):
 
 def most_tokens(request: dict) -> int:
   """Return the limit on the tokens of the reply."""
-  return request.get("max_completion_tokens") or request["max_tokens"]
+  limits = "max_completion_tokens", "max_output_tokens", "max_tokens"
+  return next(request[name] for name in limits if request.get(name))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -135,78 +161,77 @@ class Handler(BaseHTTPRequestHandler):
     with self.server.lock:
       number = len(self.server.seen)
       self.server.seen.append(request)
+      self.server.paths.append(self.path)
       self.server.headers.append(
         {name.lower(): value for name, value in self.headers.items()}
       )
       fault = self.server.fault(number, request)
-    time.sleep(self.server.latency_s(number))
-    text = self.server.answer(request)
+    path = self.path.partition("?")[0].removeprefix("/v1/")
+    self.form = self.server.forms.get(path.removesuffix("/count_tokens"))
+    if not self.form:
+      self.form = FORMS["chat/completions"]
+      self.refuse("404", f"no {path} here")
+    elif path.endswith("/count_tokens"):
+      texts = "".join(map(text_of, self.form.prompt(request)))
+      self.send(200, json.dumps({"input_tokens": len(texts) // 4}).encode())
+    else:
+      time.sleep(self.server.latency_s(number))
+      reply = self.server.answer(request)
+      self.deliver(request, reply if isinstance(reply, Reply) else Reply(reply), fault)
+
+  def deliver(self, request, reply, fault):
     if fault in FAULTS:
-      FAULTS[fault](self, request, text)
+      FAULTS[fault](self, request, reply)
     elif fault:
       self.refuse(fault)
     elif request.get("stream"):
-      self.stream(request, text)
+      self.stream(request, reply)
     else:
-      self.send(200, self.answer(request, text))
+      self.send(200, self.answer(request, reply))
 
-  def answer(self, request, text, usage=(), choice=(), **fields) -> bytes:
+  def body(self, request, reply, usage=(), choice=(), billed=(), **fields) -> dict:
     """Write a billed answer, with some fields replaced.
 
     Args:
       usage: replaced counts of tokens; None removes the usage.
       choice: replaced fields of the choice.
+      billed: replaced counts of tokens, in the bill too.
       fields: replaced fields of the answer.
     """
-    billed = self.server.bill(request, text)
-    body = {
-      "id": "c1",
-      "object": "chat.completion",
-      "created": 1,
-      "model": request["model"],
-    }
-    message = {"role": "assistant", "content": text}
-    body["choices"] = [
-      {"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}
-    ]
-    body["usage"] = None if usage is None else {**billed, **dict(usage)}
-    return json.dumps(body | fields).encode()
+    counts = self.server.bill(self.form, request, reply, **dict(billed))
+    body = self.form.body(request["model"], reply, len(self.server.billed))
+    if choice:
+      body["choices"][0].update(choice)
+    if usage is not None:
+      usage = self.form.usage(counts) | dict(usage)
+    return body | {"usage": usage} | fields
 
-  def stream(self, request, text, most=10**9):
-    """Stream a billed answer, one word per chunk; break off after `most` chunks."""
+  def answer(self, request, reply, **replaced) -> bytes:
+    return json.dumps(self.body(request, reply, **replaced)).encode()
+
+  def stream(self, request, reply, most=10**9, **replaced):
+    """Stream a billed answer; break off after `most` events."""
     self.send_response(200)
     self.send_header("content-type", "text/event-stream")
     self.send_header("connection", "close")
     self.end_headers()
-    chunk = {
-      "id": "c1",
-      "object": "chat.completion.chunk",
-      "created": 1,
-      "model": "other",
-    }
-    deltas = [{"content": word} for word in ("", *re.findall(r"\s*\S+", text))]
-    chunks = [
-      {"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas
-    ]
-    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    chunks.append({"choices": [], "usage": self.server.bill(request, text)})
-    for line in [*(json.dumps(chunk | fields) for fields in chunks), "[DONE]"][:most]:
-      self.wfile.write(f"data: {line}\n\n".encode())
+    lines = []
+    for name, data in self.form.events(self.body(request, reply, **replaced)):
+      event = f"event: {name}\n" if name else ""
+      lines.append(f"{event}data: {json.dumps(data)}\n\n")
+    for line in [*lines, self.form.last][:most]:
+      self.wfile.write(line.encode())
       self.wfile.flush()
       time.sleep(self.server.chunk_s)
     self.close_connection = True
 
   def refuse(self, fault, message=""):
     status, _, code = fault.partition(" ")
-    error = {
-      "message": message or f"asked to answer {fault}",
-      "type": "x",
-      "code": code or None,
-    }
+    error = self.form.error(status, code, message or f"asked to answer {fault}")
     headers = (
       {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
     )
-    self.send(int(status), json.dumps({"error": error}).encode(), headers)
+    self.send(int(status), json.dumps(error).encode(), headers)
 
   def send(self, status, body, headers=()):
     self.send_response(status)
@@ -227,9 +252,9 @@ def slow(first, repeated, last=b""):
     last: bytes before the answer.
   """
 
-  def fault(h, request, text):
+  def fault(h, request, reply):
     h.wfile.write(first)
-    answer, end = h.answer(request, text), time.monotonic() + h.server.stall_s
+    answer, end = h.answer(request, reply), time.monotonic() + h.server.stall_s
     while time.monotonic() < end:
       h.wfile.write(repeated)
       time.sleep(0.02)
@@ -239,35 +264,42 @@ def slow(first, repeated, last=b""):
   return fault
 
 
-def drop(h, request, text):
+def drop(h, request, reply):
   """Bill the call, and reset the connection."""
-  h.server.bill(request, text)
+  h.server.bill(h.form, request, reply)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
   h.connection.close()
   h.close_connection = True
 
 
-def long_body(h, request, text, pack=bytes, **headers):
+def long_body(h, request, reply, pack=bytes, **headers):
   """Send 20 MB of blanks before an answer; packed they have less than 1 MB."""
-  h.send(200, pack(BLANKS + h.answer(request, text)), headers)
+  h.send(200, pack(BLANKS + h.answer(request, reply)), headers)
 
 
-def echo(h, request, text):
+def echo(h, request, reply):
   """Send an error with the key in several forms, and with control characters."""
   key = h.headers["authorization"].removeprefix("Bearer ")
   h.refuse(f"400 {key}", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
 
 
-def dear(h, request, text):
+def dear(h, request, reply):
   """Bill 20 times the limit of tokens, and report them."""
-  tokens = {"completion_tokens": 20 * most_tokens(request)}
-  h.send(200, h.answer(request, text, usage=tokens | {"total_tokens": None}))
-  h.server.billed[-1][1].update(tokens)
+  billed = {"completion_tokens": 20 * most_tokens(request)}
+  h.send(200, h.answer(request, reply, billed=billed))
+
+
+def unpriced(h, request, reply):
+  """Send a billed answer without its usage, streamed if asked for."""
+  if request.get("stream"):
+    h.stream(request, reply, usage=None)
+  else:
+    h.send(200, h.answer(request, reply, usage=None))
 
 
 def fault(**fields):
   """Make a fault that sends a billed answer with some fields replaced."""
-  return lambda h, request, text: h.send(200, h.answer(request, text, **fields))
+  return lambda h, request, reply: h.send(200, h.answer(request, reply, **fields))
 
 
 def message_fault(content, reason="stop", **message):
@@ -298,7 +330,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "filtered": message_fault("", "content_filter"),
   "refusal": message_fault(None, refusal="I'm sorry."),
   "cut": message_fault(None, "length"),  # all tokens went into reasoning
-  "unpriced": fault(usage=None),
+  "unpriced": unpriced,
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
   "negative": fault(usage={"completion_tokens": -7}),
@@ -312,7 +344,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
     307, b"{}", {"location": h.server.url + "/chat/completions"}
   ),
   "echo": echo,
-  "cut_stream": lambda h, request, text: h.stream(request, text, most=3),
+  "cut_stream": lambda h, request, reply: h.stream(request, reply, most=3),
 }
 
 

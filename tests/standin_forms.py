@@ -1,0 +1,270 @@
+"""Write the answers of a stand-in model in each wire form, as its specification says.
+
+A stream is cut out of the whole answer, so both say the same.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Event = tuple[str, dict]
+# No text of a prompt, or not the same text in each request.
+UNREAD = {"role", "type", "id", "status", "cache_control"}
+ERRORS = {
+  "400": "invalid_request_error",
+  "401": "authentication_error",
+  "402": "billing_error",
+  "404": "not_found_error",
+  "413": "request_too_large",
+  "429": "rate_limit_error",
+  "529": "overloaded_error",
+}
+
+
+class Reply(NamedTuple):
+  """A model's turn.
+
+  Attributes:
+    text: may be empty.
+    calls: name and arguments of each tool call.
+  """
+
+  text: str
+  calls: Iterable[tuple[str, dict]] = ()
+
+
+def text_of(value) -> str:
+  """Join the texts of a part of a prompt."""
+  if isinstance(value, dict):
+    value = [part for name, part in value.items() if name not in UNREAD]
+  if isinstance(value, list):
+    return "".join(map(text_of, value))
+  return str(value or "")
+
+
+def words(text: str) -> list[str]:
+  return re.findall(r"\s*\S+|\s+", text)
+
+
+class Chat:
+  """OpenAI's chat completions."""
+
+  last = "data: [DONE]\n\n"
+
+  def prompt(self, request: dict) -> list:
+    return request["messages"]
+
+  def usage(self, billed: dict) -> dict:
+    return {
+      "prompt_tokens": billed["prompt_tokens"],
+      "completion_tokens": billed["completion_tokens"],
+      "prompt_tokens_details": {"cached_tokens": billed["cached"]},
+      "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
+    }
+
+  def body(self, model: str, reply: Reply, number: int) -> dict:
+    message = {"role": "assistant", "content": reply.text}
+    calls = []
+    for place, (name, arguments) in enumerate(reply.calls):
+      function = {"name": name, "arguments": json.dumps(arguments)}
+      call_id = f"call_{number}_{place}"
+      calls.append({"id": call_id, "type": "function", "function": function})
+    if calls:
+      message["tool_calls"] = calls
+    reason = "tool_calls" if calls else "stop"
+    choice = {"index": 0, "finish_reason": reason, "message": message}
+    head = {"id": f"c{number}", "object": "chat.completion", "created": 1}
+    return head | {"model": model, "choices": [choice]}
+
+  def events(self, body: dict) -> Iterable[Event]:
+    chunk = body | {"object": "chat.completion.chunk"}
+    del chunk["usage"]
+    choice = body["choices"][0]
+    deltas = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": word} for word in words(choice["message"]["content"])]
+    for index, call in enumerate(choice["message"].get("tool_calls", ())):
+      function = call["function"]
+      empty = call | {"index": index, "function": function | {"arguments": ""}}
+      deltas.append({"tool_calls": [empty]})
+      for word in words(function["arguments"]):
+        deltas.append(
+          {"tool_calls": [{"index": index, "function": {"arguments": word}}]}
+        )
+    for delta in deltas:
+      part = {"index": 0, "delta": delta, "finish_reason": None}
+      yield "", chunk | {"choices": [part]}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    yield "", chunk | {"choices": [end]}
+    if body["usage"]:
+      yield "", chunk | {"choices": [], "usage": body["usage"]}
+
+  def error(self, status: str, code: str, message: str) -> dict:
+    return {"error": {"message": message, "type": "x", "code": code or None}}
+
+
+class Responses(Chat):
+  """OpenAI's responses."""
+
+  last = ""
+
+  def prompt(self, request: dict) -> list:
+    items = request["input"]
+    turns = items if isinstance(items, list) else [items]
+    return [request.get("instructions"), *turns]
+
+  def usage(self, billed: dict) -> dict:
+    return {
+      "input_tokens": billed["prompt_tokens"],
+      "input_tokens_details": {"cached_tokens": billed["cached"]},
+      "output_tokens": billed["completion_tokens"],
+      "output_tokens_details": {"reasoning_tokens": 0},
+      "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
+    }
+
+  def body(self, model: str, reply: Reply, number: int) -> dict:
+    output = []
+    if reply.text:
+      part = {
+        "type": "output_text",
+        "text": reply.text,
+        "annotations": [],
+        "logprobs": [],
+      }
+      item = {"id": f"msg_{number}", "type": "message", "status": "completed"}
+      output.append(item | {"role": "assistant", "content": [part]})
+    for place, (name, arguments) in enumerate(reply.calls):
+      item = {
+        "id": f"fc_{number}_{place}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": f"call_{number}_{place}",
+        "name": name,
+        "arguments": json.dumps(arguments),
+      }
+      output.append(item)
+    return {
+      "id": f"resp_{number}",
+      "object": "response",
+      "created_at": 1,
+      "status": "completed",
+      "error": None,
+      "incomplete_details": None,
+      "instructions": None,
+      "metadata": {},
+      "model": model,
+      "output": output,
+      "parallel_tool_calls": True,
+      "temperature": 1.0,
+      "tool_choice": "auto",
+      "tools": [],
+      "top_p": 1.0,
+    }
+
+  def events(self, body: dict) -> Iterable[Event]:
+    for number, (name, fields) in enumerate(self._events(body)):
+      yield name, {"type": name, "sequence_number": number} | fields
+
+  def _events(self, body):
+    start = body | {"status": "in_progress", "output": [], "usage": None}
+    yield "response.created", {"response": start}
+    yield "response.in_progress", {"response": start}
+    for index, item in enumerate(body["output"]):
+      place = {"item_id": item["id"], "output_index": index}
+      empty = item | {"status": "in_progress"}
+      if item["type"] == "message":
+        added = {"output_index": index, "item": empty | {"content": []}}
+        yield "response.output_item.added", added
+        part = item["content"][0]
+        place["content_index"] = 0
+        yield "response.content_part.added", place | {"part": part | {"text": ""}}
+        for word in words(part["text"]):
+          yield "response.output_text.delta", place | {"delta": word, "logprobs": []}
+        done = {"text": part["text"], "logprobs": []}
+        yield "response.output_text.done", place | done
+        yield "response.content_part.done", place | {"part": part}
+      else:
+        added = {"output_index": index, "item": empty | {"arguments": ""}}
+        yield "response.output_item.added", added
+        for word in words(item["arguments"]):
+          yield "response.function_call_arguments.delta", place | {"delta": word}
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", place | done
+      yield "response.output_item.done", {"output_index": index, "item": item}
+    yield "response.completed", {"response": body}
+
+
+class Messages:
+  """Anthropic's messages."""
+
+  last = ""
+
+  def prompt(self, request: dict) -> list:
+    return [request.get("system"), *request["messages"]]
+
+  def usage(self, billed: dict) -> dict:
+    written = billed["written"] + billed["written_1h"]
+    return {
+      "input_tokens": billed["prompt_tokens"] - billed["cached"] - written,
+      "cache_read_input_tokens": billed["cached"],
+      "cache_creation_input_tokens": written,
+      "cache_creation": {
+        "ephemeral_5m_input_tokens": billed["written"],
+        "ephemeral_1h_input_tokens": billed["written_1h"],
+      },
+      "output_tokens": billed["completion_tokens"],
+      "service_tier": "standard",
+    }
+
+  def body(self, model: str, reply: Reply, number: int) -> dict:
+    content = [{"type": "text", "text": reply.text}] if reply.text else []
+    for place, (name, arguments) in enumerate(reply.calls):
+      call = {"type": "tool_use", "id": f"toolu_{number}_{place}"}
+      content.append(call | {"name": name, "input": arguments})
+    return {
+      "id": f"msg_{number}",
+      "type": "message",
+      "role": "assistant",
+      "model": model,
+      "content": content,
+      "stop_reason": "tool_use" if reply.calls else "end_turn",
+      "stop_sequence": None,
+    }
+
+  def events(self, body: dict) -> Iterable[Event]:
+    for name, fields in self._events(body):
+      yield name, {"type": name} | fields
+
+  def _events(self, body):
+    usage = body["usage"]
+    begun = usage and usage | {"output_tokens": 1}
+    start = body | {"content": [], "stop_reason": None, "usage": begun}
+    yield "message_start", {"message": start}
+    yield "ping", {}
+    for index, block in enumerate(body["content"]):
+      place = {"index": index}
+      if block["type"] == "text":
+        kind, field, text = "text_delta", "text", block["text"]
+        empty = block | {"text": ""}
+      else:
+        kind, field, text = (
+          "input_json_delta",
+          "partial_json",
+          json.dumps(block["input"]),
+        )
+        empty = block | {"input": {}}
+      yield "content_block_start", place | {"content_block": empty}
+      for word in words(text):
+        delta = {"type": kind, field: word}
+        yield "content_block_delta", place | {"delta": delta}
+      yield "content_block_stop", place
+    end = {"stop_reason": body["stop_reason"], "stop_sequence": None}
+    yield "message_delta", {"delta": end, "usage": usage}
+    yield "message_stop", {}
+
+  def error(self, status: str, code: str, message: str) -> dict:
+    error = {"type": ERRORS.get(status, "api_error"), "message": message}
+    return {"type": "error", "error": error, "request_id": "req_1"}
+
+
+FORMS = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}
