@@ -19,11 +19,11 @@ from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.chat_completions import FORM
+from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.desk import ClientKey
-from baar_jax.rollout.loop import Decider
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.
@@ -135,12 +135,12 @@ def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch)
 )
 def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, tokens):
   assert client.chat().status_code == 200
-  exchange = client.http.app.exchange
+  app = client.http.app
   messages = [*ASK, {"role": "user", "content": content}]
   body = {"messages": messages, "model": "baar"} | fields
   for name in ("s", "new"):
-    call = exchange.desk.receive(ClientKey(), FORM, {"x-session-id": name}, body)
-    assert exchange.upstreams[0].worst_case_usd(call) >= 1e-6 * tokens
+    call = app.desk.receive(ClientKey(), FORM, {"x-session-id": name}, body)
+    assert app.exchange.upstreams[0].worst_case_usd(call) >= 1e-6 * tokens
 
 
 # Rows: headers, fields of the body, the path before /v1, and the session's name.
@@ -578,7 +578,8 @@ def test_an_unreported_decision_counts_at_its_worst_case(client):
   report = {"decision_id": decision["decision_id"]}
   assert client.post("/v1/decision", report).status_code == 400
   report["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
-  session = client.post("/v1/decision", report).json()
+  assert client.post("/v1/decision", report).status_code == 200
+  session = client.session()
   assert session["spent_usd"] == pytest.approx(6e-4) and session["in_flight"] == 0
   assert session["large_calls"] == len(session["steps"]) == 1
   assert client.post("/v1/decision", report).status_code == 404

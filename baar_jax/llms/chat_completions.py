@@ -23,21 +23,6 @@ from baar_jax.llms.wire import (
 LIMITS = ("max_completion_tokens", "max_tokens")
 
 
-def list_openai_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
-  """Make the request headers that carry the key, and for OpenAI also the account."""
-  headers = {}
-  if endpoint.is_openai:
-    import openai
-
-    # OpenAI's client makes headers from the environment variables OPENAI_ORG_ID,
-    # OPENAI_CUSTOM_HEADERS and similar ones.
-    for name, value in openai.AsyncOpenAI(api_key=key).default_headers.items():
-      if isinstance(value, str):
-        headers[name.lower()] = value
-  headers["authorization"] = f"Bearer {key}"
-  return headers
-
-
 def read_message(message: Mapping) -> Turn:
   """Read a message of a chat completion.
 
@@ -63,10 +48,6 @@ class ChatCompletions(WireForm):
   opening = ("tools", "functions", "response_format")
   limits = LIMITS
   endings = ("[DONE]",)
-
-  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
-    """Make the request headers that carry the key, and for OpenAI also the account."""
-    return list_openai_headers(endpoint, key)
 
   def write_request(
     self, body: Mapping, endpoint: Endpoint, config: ModelsConfig

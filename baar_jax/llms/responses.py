@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 
 from baar_jax.config import ModelsConfig
-from baar_jax.llms.chat_completions import list_openai_headers
 from baar_jax.llms.wire import (
   Endpoint,
   ToolCall,
@@ -78,10 +77,6 @@ class Responses(WireForm):
     "response.failed",
     "response.cancelled",
   )
-
-  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
-    """Make the request headers that carry the key, and for OpenAI also the account."""
-    return list_openai_headers(endpoint, key)
 
   def write_request(
     self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
@@ -162,6 +157,10 @@ class Responses(WireForm):
     return {**error, "type": "error", "sequence_number": 0, "error": error}
 
 
+class UnknownItem(ValueError):
+  """Report a reference to a response or an item that is not remembered."""
+
+
 class Items:
   """Remember the items of the newest responses, to which later calls may refer."""
 
@@ -191,7 +190,7 @@ class Items:
     """Replace the references of a request by the items.
 
     Raises:
-      ValueError: this object does not have a response or an item.
+      UnknownItem: a response or an item is not remembered.
     """
     given = body.get("input")
     if isinstance(given, str):
@@ -212,7 +211,7 @@ class Items:
     items = self._items.get((client, str(id_)))
     if items is None:
       problem = f"This server does not have the response or item {str(id_)[:80]}"
-      raise ValueError(f"{problem}. Set store: false, and send the whole history.")
+      raise UnknownItem(f"{problem}. Set store: false, and send the whole history.")
     return items
 
 

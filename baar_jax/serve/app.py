@@ -19,12 +19,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from baar_jax.llms import chat_completions, messages
+from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS
 from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.llms.wire import Outcome, WireForm
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.desk import NAME, ClientKey
+from baar_jax.serve.desk import NAME, ClientKey, Desk
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
   Caps,
@@ -36,7 +36,7 @@ from baar_jax.serve.request import (
   write_event,
 )
 from baar_jax.serve.routed import EXHAUSTED
-from baar_jax.serve.sessions import Conversation, Purse
+from baar_jax.serve.sessions import Conversation, LedgerError, Purse
 
 SHOWN_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
@@ -60,6 +60,10 @@ class App(Starlette):
     """
     self.exchange = exchange
     self._keys = keys
+    policies = {}
+    for rule, decider in exchange.deciders.items():
+      policies[rule] = decider.policy
+    self.desk = Desk(exchange.config, exchange.sessions, policies)
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
@@ -125,7 +129,9 @@ class App(Starlette):
         return await handle(request, self._check_client(request))
       except Refusal as error:
         refusal = error
-      except ImpossibleUsage as error:
+      except LedgerError as error:
+        refusal = Refusal(503, str(error), "server_error")
+      except (responses.UnknownItem, ImpossibleUsage) as error:
         refusal = Refusal(400, str(error))
       except ClientDisconnect:
         refusal = Refusal(400, "The client closed the connection. Send the call again.")
@@ -171,7 +177,10 @@ class App(Starlette):
     headers = read_headers(request)
     is_stream = bool(body.get("stream"))
     try:
-      delivery = self.exchange.deliver(key, form, headers, body)
+      if form is responses.FORM:
+        self.exchange.items.resolve(key.name, body)
+      receive = functools.partial(self.desk.receive, key, form, headers, body)
+      delivery = self.exchange.deliver(key.name, headers, body, receive)
       fields, own_headers = await delivery.wait()
     except Refusal as refusal:
       is_partial = headers.get("x-baar-on-exhausted") == "partial"
@@ -220,7 +229,7 @@ class App(Starlette):
     for other in FORMS.values():
       if form.history not in body and other.history in body:
         form = other
-    call = exchange.desk.receive(key, form, read_headers(request), body)
+    call = self.desk.receive(key, form, read_headers(request), body)
     outlooks = exchange.forecast(call) if call.conversation else ()
     routed = await exchange.decide(call)
     number = exchange.reserve_reported(routed)
@@ -288,7 +297,7 @@ class App(Starlette):
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in the form they speak."""
     caps = self.exchange.config.evaluate.call_budgets
-    names = [*self.exchange.desk.served, *(f"{NAME}:K={K}" for K in caps)]
+    names = [*self.desk.served, *(f"{NAME}:K={K}" for K in caps)]
     if "anthropic-version" not in request.headers:
       models = []
       for name in names:
@@ -337,9 +346,8 @@ class App(Starlette):
     state = conversation.state
     if state.rule not in self.exchange.deciders:
       return state.rule
-    return self._label_policy(
-      self.exchange.desk.find_spec(state, conversation.purse.cap)
-    )
+    spec = self.desk.find_spec(state, conversation.purse.cap)
+    return self.exchange.label_policy(spec)
 
   def _describe(self, purse: Purse) -> dict:
     """Return a session's caps, dollars and conversations as JSON, without texts."""

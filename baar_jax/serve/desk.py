@@ -16,9 +16,10 @@ from baar_jax.serve.request import (
   Refusal,
   bound_tokens,
   find_lowest,
+  pass_headers,
   read_history,
 )
-from baar_jax.serve.routed import ClientCall, pass_headers
+from baar_jax.serve.routed import ClientCall
 from baar_jax.serve.sessions import Conversation, Purse, Sessions, State
 from baar_jax.train.jobs import cap_spec
 

@@ -15,12 +15,11 @@ from baar_jax.llms import responses
 from baar_jax.llms.client import Whole, ask
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.usage import Meter
-from baar_jax.llms.wire import PRESUMED, WireForm
+from baar_jax.llms.wire import PRESUMED
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
-from baar_jax.serve.desk import ClientKey, Desk
 from baar_jax.serve.request import (
   CallFields,
   Refusal,
@@ -36,11 +35,12 @@ from baar_jax.serve.routed import (
 )
 from baar_jax.serve.sessions import (
   Conversation,
+  LedgerError,
   Purse,
   Sessions,
 )
 from baar_jax.store import Store
-from baar_jax.train.listing import ScoredSession, add_sessions
+from baar_jax.train.jobs import ScoredSession, add_sessions
 
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
@@ -115,7 +115,7 @@ class Exchange:
   Attributes:
     names: the names of the models, SMALL first.
     deciders: the decider of each rule, such as "small" or "router".
-    desk: finds the purse and the conversation of each call.
+    items: the items of the newest responses.
   """
 
   def __init__(
@@ -149,7 +149,7 @@ class Exchange:
     self._reported: dict[int, RoutedCall] = {}
     # The newest answers by the client, the names and the hash of their call's body.
     self._deliveries: dict[tuple, Delivery] = {}
-    self._items = responses.Items()
+    self.items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     # The conversations whose outcome was asked for.
@@ -158,7 +158,6 @@ class Exchange:
     self.deciders: dict[str, Decider] = {}
     for rule, policy in policies.items():
       self.deciders[rule] = Decider(policy, config.serve.max_sessions)
-    self.desk = Desk(config, sessions, policies)
 
   def compile(self) -> None:
     """Compile all policies by JAX, so that no client waits for a compilation."""
@@ -166,7 +165,11 @@ class Exchange:
       decider.policy.compile()
 
   def deliver(
-    self, key: ClientKey, form: WireForm, headers: Mapping[str, str], body: dict
+    self,
+    client: str,
+    headers: Mapping[str, str],
+    body: dict,
+    receive: Callable[[bool], ClientCall],
   ) -> Delivery:
     """Answer a call, or find the answer that is being made for a retry of it.
 
@@ -174,12 +177,19 @@ class Exchange:
     still being made, if a client has left the answer, or if the client says so
     (x-stainless-retry-count).
 
+    Args:
+      client: the name of the client's key.
+      headers: the headers, and the session's name in the URL under the name "url".
+      body: the JSON body.
+      receive: finds the purse and the conversation of the call; its argument tells
+        whether an equal call was answered lately.
+
     Raises:
       Refusal: the call has a wrong field.
     """
     fields = CallFields.read_call(headers, body)
     digest = hash_text(json.dumps(body, sort_keys=True))
-    place = (key.name, fields.purse, fields.conversation, digest)
+    place = (client, fields.purse, fields.conversation, digest)
     delivery = self._deliveries.get(place)
     if delivery and delivery.is_repeatable:
       is_retry = headers.get("x-stainless-retry-count", "0") != "0"
@@ -187,16 +197,14 @@ class Exchange:
       if is_retry or delivery.is_dropped:
         delivery.is_dropped = False
         return delivery
-    if form is responses.FORM:
-      self._items.resolve(key.name, body)
-    call = self.desk.receive(key, form, headers, body, delivery is not None)
+    call = receive(delivery is not None)
     delivery = Delivery()
     self._deliveries[place] = delivery
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if self._deliveries[old_place].is_done:
         del self._deliveries[old_place]
     is_final = headers.get("x-baar-session-final") == "true"
-    self.start(self._make(delivery, key, call, is_final))
+    self.start(self._make(delivery, call, is_final))
     return delivery
 
   def start(self, work: Coroutine) -> None:
@@ -205,9 +213,7 @@ class Exchange:
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
 
-  async def _make(
-    self, delivery: Delivery, key: ClientKey, call: ClientCall, is_final: bool
-  ) -> None:
+  async def _make(self, delivery: Delivery, call: ClientCall, is_final: bool) -> None:
     """Make an answer to its end: decide, call the model, and book the cost."""
     routed = None
     try:
@@ -224,14 +230,15 @@ class Exchange:
         delivery.begun.set_result(({}, routed.headers))
         async for block in routed.relay(answer):
           delivery.add(block)
-      self._items.record(key.name, call.body, routed.answer)
+      if call.form is responses.FORM:
+        self.items.record(call.purse.client, call.body, routed.answer)
       if is_final and call.conversation:
         await self._end(call.conversation)
     except Exception as error:
       if not delivery.begun.done():
         delivery.begun.set_exception(error)
         delivery.begun.exception()  # The client may have left.
-      elif not isinstance(error, Refusal):
+      elif not isinstance(error, Refusal | LedgerError):
         print(f"error: {type(error).__name__} in a stream", file=sys.stderr)
     finally:
       if routed and routed.last_attempt:
@@ -453,6 +460,6 @@ class Exchange:
           process.kill()
       fields = {"score": float(output), "conversation": conversation.id}
       self.score(purse, SessionScore.read(fields))
-    except (ValueError, OSError):
-      with contextlib.suppress(Refusal):
+    except (ValueError, OSError, LedgerError):
+      with contextlib.suppress(LedgerError):
         self.sessions.finish(conversation, changed_s=0.0)

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
@@ -437,34 +436,6 @@ def hash_turn(turn: Turn) -> list[str]:
 def hash_text(text: str) -> str:
   """Return a short hash of a text."""
   return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-@dataclasses.dataclass
-class Cache:
-  """The beginning of a session's prompts that a model may have in its prompt cache.
-
-  Attributes:
-    messages: the number of messages in this prefix.
-    digest: a hash of the prefix. A call with another hash does not begin with this
-      prefix.
-    tokens: the prompt tokens of the prefix, as billed.
-    at_s: when the model read the prefix, in seconds since 1970.
-  """
-
-  messages: int
-  digest: str
-  tokens: int
-  at_s: float
-
-  @classmethod
-  def of(cls, form: WireForm, body: Mapping) -> Self:
-    """Return what a model's prompt cache will hold after a call, without tokens."""
-    count = len(body[form.history])
-    return cls(count, hash_prefix(form, body, count), 0, time.time())
-
-  def is_prefix_of(self, form: WireForm, body: Mapping) -> bool:
-    """Tell whether the call with this body begins with the cached prefix."""
-    return hash_prefix(form, body, self.messages) == self.digest
 
 
 def bound_tokens(value: object) -> int:

@@ -28,16 +28,23 @@ from baar_jax.llms.wire import (
 )
 from baar_jax.serve.request import (
   ROUTER,
-  Cache,
   History,
   Refusal,
   bound_tokens,
   drop_nulls,
   find_lowest,
+  hash_prefix,
   hash_turn,
   write_event,
 )
-from baar_jax.serve.sessions import Attempt, Conversation, Purse, Record, Sessions
+from baar_jax.serve.sessions import (
+  Attempt,
+  Cache,
+  Conversation,
+  Purse,
+  Record,
+  Sessions,
+)
 
 # Seconds between two attempts at an upstream model that fails all the time.
 PROBE_S = 30.0
@@ -76,7 +83,7 @@ class Upstream(Client):
     tokens = call.bound_tokens
     conversation = call.conversation
     cache = conversation and conversation.caches.get(self.config_index)
-    if cache and cache.is_prefix_of(form, body):
+    if cache and hash_prefix(form, body, cache.messages) == cache.digest:
       other_fields = dict(request)
       for name in ("model", form.history, *form.limits, *form.opening):
         other_fields.pop(name, None)
@@ -172,7 +179,8 @@ class ClientCall:
     if self.conversation:
       self.call_s = time.time() - self.conversation.state.began_s
     self.bound_tokens = bound_tokens(self.body)
-    self.cache = Cache.of(self.form, self.body)
+    count = len(self.body[self.form.history])
+    self.cache = Cache(count, hash_prefix(self.form, self.body, count), 0, 0.0)
     self.has_tools = bool(self.body.get("tools"))
 
   @property

@@ -18,7 +18,6 @@ from baar_jax.llms.calls import INSERT, open_calls
 from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.request import Cache, Refusal
 
 # A conversation that may continue a call has one of the call's last replies. This many
 # hashes of them are looked up, and this many conversations are compared.
@@ -40,6 +39,27 @@ CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
 CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
 CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
 """
+
+
+class LedgerError(RuntimeError):
+  """Report that the database file cannot be written; nothing has changed then."""
+
+
+@dataclasses.dataclass
+class Cache:
+  """The beginning of a conversation's prompts that a model may have in its cache.
+
+  Attributes:
+    messages: the number of messages in this prefix.
+    digest: a hash of the prefix; see `hash_prefix`.
+    tokens: the prompt tokens of the prefix, as billed.
+    at_s: when the model read the prefix, in seconds since 1970.
+  """
+
+  messages: int
+  digest: str
+  tokens: int
+  at_s: float
 
 
 @dataclasses.dataclass
@@ -262,7 +282,7 @@ class Sessions:
     """Commit what waits and then these statements; return the row of the first one.
 
     Raises:
-      Refusal: the database file cannot be written. Then nothing has changed.
+      LedgerError: the database file cannot be written. Then nothing has changed.
     """
     waiting = [*self._late]
     try:
@@ -271,11 +291,9 @@ class Sessions:
           self._execute(late.statements)
         row = self._execute(statements)
     except sqlite3.OperationalError as error:
-      raise Refusal(
-        503,
+      raise LedgerError(
         f"The server cannot write its ledger ({error}). Free disk space there, and "
-        "send the call again.",
-        "server_error",
+        "send the call again."
       ) from None
     del self._late[: len(waiting)]
     for late in waiting:
@@ -490,7 +508,7 @@ class Sessions:
       reported: True if the client makes the attempt itself, and reports its usage.
 
     Raises:
-      Refusal: the database file cannot be written. Then nothing has changed.
+      LedgerError: the database file cannot be written. Then nothing has changed.
     """
     now_s = time.time()
     id_ = conversation and conversation.id
@@ -562,7 +580,7 @@ class Sessions:
       purse.changed.set()
 
     self._late.append(Late(statements, apply))
-    with contextlib.suppress(Refusal):
+    with contextlib.suppress(LedgerError):
       self.commit()
 
   def _update_record(self, number: int, record: Record) -> Statement:

@@ -12,8 +12,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_usage
 from baar_jax.run import Run
 from baar_jax.serve.request import SessionScore, read_history
-from baar_jax.train.jobs import BOUNDARIES, stratified_spec
-from baar_jax.train.listing import ScoredSession, add_sessions
+from baar_jax.train.jobs import BOUNDARIES, ScoredSession, add_sessions, stratified_spec
 
 # Metrics of the steps in ATIF (a trajectory format), whose sums a file states in
 # `final_metrics`.
