@@ -23,7 +23,7 @@ from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.desk import ClientKey
+from baar_jax.serve.request import ClientKey
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.

@@ -106,42 +106,6 @@ class Messages(WireForm):
     if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
       blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
 
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a message whose reply is a text and which cost nothing."""
-    return dict(
-      id="msg_baar",
-      type="message",
-      role="assistant",
-      model=model,
-      content=[dict(type="text", text=text)],
-      stop_reason="max_tokens",
-      stop_sequence=None,
-      usage=dict(input_tokens=0, output_tokens=0, cost=0.0),
-    )
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write the events of a message, with each of its blocks in one event."""
-    empty = dict(answer, content=[], stop_reason=None)
-    events = [dict(type="message_start", message=empty)]
-    for index, block in enumerate(answer["content"]):
-      start = dict(block)
-      deltas = []
-      if block["type"] == "text":
-        start["text"] = ""
-        deltas.append(dict(type="text_delta", text=block["text"]))
-      elif "input" in block:
-        start["input"] = {}
-        arguments = json.dumps(block["input"])
-        deltas.append(dict(type="input_json_delta", partial_json=arguments))
-      place = dict(index=index)
-      events.append(dict(type="content_block_start", content_block=start, **place))
-      for delta in deltas:
-        events.append(dict(type="content_block_delta", delta=delta, **place))
-      events.append(dict(type="content_block_stop", **place))
-    ending = dict(stop_reason=answer.get("stop_reason"), stop_sequence=None)
-    events.append(dict(type="message_delta", delta=ending, usage=answer["usage"]))
-    return [*events, dict(type="message_stop")]
-
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error."""
     usual = "invalid_request_error" if status < 500 else "api_error"

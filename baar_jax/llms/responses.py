@@ -1,7 +1,6 @@
 """Define the wire form of OpenAI's Responses."""
 
 import json
-import time
 from collections.abc import Mapping
 
 from baar_jax.config import ModelsConfig
@@ -109,48 +108,6 @@ class Responses(WireForm):
     """Take the whole answer from the last event."""
     if event.get("type") in self.endings:
       answer |= event.get("response") or {}
-
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a response whose reply is a text and which cost nothing."""
-    part = dict(type="output_text", text=text, annotations=[])
-    message = dict(id="msg_baar", type="message", role="assistant", status="completed")
-    details = dict(cached_tokens=0)
-    reasoning = dict(reasoning_tokens=0)
-    return dict(
-      id="resp_baar",
-      object="response",
-      created_at=int(time.time()),
-      status="incomplete",
-      incomplete_details=dict(reason="max_output_tokens"),
-      error=None,
-      model=model,
-      output=[message | dict(content=[part])],
-      parallel_tool_calls=True,
-      tool_choice="auto",
-      tools=[],
-      usage=dict(
-        input_tokens=0,
-        input_tokens_details=details,
-        output_tokens=0,
-        output_tokens_details=reasoning,
-        total_tokens=0,
-        cost=0.0,
-      ),
-    )
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write the events of a response, with each of its items whole."""
-    started = dict(answer, status="in_progress", output=[])
-    events = [dict(type="response.created", response=started)]
-    for index, item in enumerate(answer["output"]):
-      place = dict(output_index=index, item=item)
-      events.append(dict(type="response.output_item.added", **place))
-      events.append(dict(type="response.output_item.done", **place))
-    ending = f"response.{answer.get('status') or 'completed'}"
-    events.append(dict(type=ending, response=answer))
-    for number, event in enumerate(events):
-      event["sequence_number"] = number
-    return events
 
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""

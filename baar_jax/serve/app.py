@@ -7,7 +7,7 @@ import hmac
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -24,10 +24,11 @@ from baar_jax.llms.client import FORMS
 from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.llms.wire import Outcome, WireForm
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.desk import NAME, ClientKey, Desk
+from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
   Caps,
+  ClientKey,
   ListQuery,
   Refusal,
   SessionScore,
@@ -51,12 +52,11 @@ TEMPLATE_DIRS = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 class App(Starlette):
   """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
 
-  def __init__(self, exchange: Exchange, keys: Mapping[str, ClientKey]):
+  def __init__(self, exchange: Exchange, keys: Sequence[ClientKey]):
     """Set up the routes of an exchange.
 
     Args:
-      keys: the keys that clients may send, by their SHA-256 in hexadecimal digits;
-        {} means that clients need no key.
+      keys: the keys that clients may send; without any, clients need no key.
     """
     self.exchange = exchange
     self._keys = keys
@@ -160,12 +160,12 @@ class App(Starlette):
       names = " or ".join(LOCAL)
       raise Refusal(403, f"This server has no key, so call it as {names}.")
     if not self._keys:
-      return ClientKey()
+      return ClientKey(operator=True)
     for name in ("authorization", "x-api-key"):
       sent = request.headers.get(name, "").removeprefix("Bearer ")
       digest = hashlib.sha256(sent.encode()).hexdigest()
-      for known, key in self._keys.items():
-        if hmac.compare_digest(digest, known):
+      for key in self._keys:
+        if hmac.compare_digest(digest, key.sha256):
           return key
     problem = "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key."
     raise Refusal(401, problem, code="invalid_api_key")
@@ -184,16 +184,18 @@ class App(Starlette):
       fields, own_headers = await delivery.wait()
     except Refusal as refusal:
       is_partial = headers.get("x-baar-on-exhausted") == "partial"
+      is_partial &= form is chat_completions.FORM
       if refusal.code != EXHAUSTED or not is_partial:
         raise
-      return respond(form, form.write_answer("", NAME), is_stream)
+      return respond(form.write_answer("", NAME), is_stream)
     if not fields:
       return StreamingResponse(
         delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
       )
     if await request.is_disconnected():
       delivery.is_dropped = True
-    return respond(form, fields, is_stream, own_headers)
+    is_stream &= form is chat_completions.FORM
+    return respond(fields, is_stream, own_headers)
 
   async def _count_tokens(
     self, request: Request, key: ClientKey, body: dict
@@ -273,7 +275,7 @@ class App(Starlette):
     Raises:
       Refusal: the client is no operator.
     """
-    if not key.is_operator:
+    if not key.operator:
       raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
     purse = self._find_purse(request, key)
     caps = Caps.read(body)
@@ -288,7 +290,7 @@ class App(Starlette):
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
     query = ListQuery.read(dict(request.query_params))
-    client = query.client if key.is_operator else key.name
+    client = query.client if key.operator else key.name
     sessions = self.exchange.sessions
     purses = sessions.list_purses(client, query.before_s, query.limit)
     data = [self._describe(purse) for purse in purses]
@@ -329,8 +331,7 @@ class App(Starlette):
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
     """Respond with the HTML page of the newest sessions."""
     exchange = self.exchange
-    client = None if key.is_operator else key.name
-    purses = exchange.sessions.list_purses(client, time.time(), SHOWN_SESSIONS)
+    purses = exchange.sessions.list_purses(key.client, time.time(), SHOWN_SESSIONS)
     page = self._page.render(
       names=exchange.names,
       run=exchange.config,
@@ -396,9 +397,8 @@ class App(Starlette):
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:
     """Find the client's session in the path. Raises Refusal if there is none."""
-    client = None if key.is_operator else key.name
     name = request.path_params["id"]
-    purse = self.exchange.sessions.find_purse(client, name)
+    purse = self.exchange.sessions.find_purse(key.client, name)
     if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
     return purse
@@ -413,7 +413,6 @@ def read_headers(request: Request) -> dict[str, str]:
 
 
 def respond(
-  form: WireForm,
   answer: dict,
   is_stream: bool,
   headers: Mapping[str, str] | None = None,
@@ -421,13 +420,12 @@ def respond(
   """Make the response that carries a whole answer.
 
   Args:
-    form: the wire form of the call.
     answer: the answer.
-    is_stream: whether the client asked for a stream. The stream has few events then.
+    is_stream: whether to send a chat completion as a stream of one chunk.
     headers: the headers of the response.
   """
   if is_stream:
-    content = b"".join(map(write_event, form.write_stream(answer)))
+    content = b"".join(map(write_event, chat_completions.FORM.write_stream(answer)))
     return Response(content, headers=headers, media_type=EVENT_STREAM)
   # JSON escapes all characters beyond ASCII here, because a model's text may end with
   # half a surrogate pair, which UTF-8 cannot encode.

@@ -12,6 +12,7 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.request import (
   CallFields,
+  ClientKey,
   History,
   Refusal,
   bound_tokens,
@@ -37,20 +38,6 @@ class SelectedPolicy(NamedTuple):
 
   rule: str
   cost_weight: float | None
-
-
-class ClientKey(NamedTuple):
-  """What a client's key allows.
-
-  Attributes:
-    name: the name of the key; "" without `serve.keys`.
-    is_operator: whether the client sees all sessions, and may change caps.
-    cap: the caps of each of its sessions.
-  """
-
-  name: str = ""
-  is_operator: bool = True
-  cap: Cap = Cap()
 
 
 class Desk:
@@ -118,11 +105,11 @@ class Desk:
       if is_repeated:
         conversation = None
     serve_config = self._config
-    cap = fields.make_cap(
-      Cap(
-        find_lowest(serve_config.max_large_calls, key.cap.calls),
-        find_lowest(serve_config.max_usd, key.cap.usd),
-      )
+    cap = Cap(
+      find_lowest(
+        serve_config.max_large_calls, key.max_large_calls, fields.large_calls
+      ),
+      find_lowest(serve_config.max_usd, key.max_usd, fields.usd_limit),
     )
     if purse is None:
       purse = self._sessions.open_purse(key.name, fields.purse or "", cap)

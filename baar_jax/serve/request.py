@@ -13,7 +13,6 @@ from starlette.requests import Request
 from baar_jax.episode import Step
 from baar_jax.llms.chat_completions import FORM, parse_action
 from baar_jax.llms.wire import Turn, WireForm, read_json
-from baar_jax.rollout.specs import Cap
 
 # Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
 # samples its decisions, and BoPO's next update learns from the sessions.
@@ -229,16 +228,31 @@ class CallFields(StrictRecord):
     limits = map(int, CALL_CAP.findall(self.model))
     return find_lowest(self.call_limit, *limits)
 
-  def make_cap(self, default: Cap) -> Cap:
-    """Return the session's caps.
 
-    A client can only lower a default cap: of both, the lower one holds.
+class ClientKey(StrictRecord):
+  """A client's key, as a table of the file `serve.keys`.
 
-    Args:
-      default: the server's default caps.
-    """
-    calls = find_lowest(self.large_calls, default.calls)
-    return Cap(calls, find_lowest(self.usd_limit, default.usd))
+  Attributes:
+    sha256: the SHA-256 of the key in hexadecimal digits.
+    operator: whether the client sees all sessions, and may change caps.
+    max_usd: the cap of each session in US dollars; None is no cap.
+    max_large_calls: the cap of each session on LARGE calls; None is no cap.
+    usd_per_day: the cap of all sessions together on a day (UTC); None is no cap.
+    name: the name of the table; "" without the file.
+  """
+
+  model_config = {"strict": True, "extra": "forbid"}
+  sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
+  operator: bool = False
+  max_usd: float | None = Field(None, ge=0)
+  max_large_calls: int | None = Field(None, ge=0)
+  usd_per_day: float | None = Field(None, ge=0)
+  name: str = ""
+
+  @property
+  def client(self) -> str | None:
+    """Return the name of the client whose sessions this key shows; None shows all."""
+    return None if self.operator else self.name
 
 
 class SessionScore(StrictRecord):

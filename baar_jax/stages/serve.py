@@ -9,14 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from baar_jax.config import SERVED
 from baar_jax.report.texts import label_policy
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap
 from baar_jax.run import Run
-from baar_jax.serve.request import ROUTER, SAMPLE, StrictRecord
+from baar_jax.serve.request import ROUTER, SAMPLE, ClientKey
 from baar_jax.store import read_run
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import FAMILIES, Loader, open_router
@@ -124,23 +121,16 @@ def build(run: Run) -> "App":
       `--config.env.kind` is not "served".
   """
   from baar_jax.serve.app import LOCAL, App
-  from baar_jax.serve.desk import ClientKey
   from baar_jax.serve.exchange import Exchange
   from baar_jax.serve.sessions import Sessions
 
   config = run.config
   serve_config = config.serve
-  keys = {}
-  usd_per_day = {}
-  if serve_config.keys:
-    for name, entry in read_keys(Path(serve_config.keys)).items():
-      cap = Cap(entry.max_large_calls, entry.max_usd)
-      keys[entry.sha256] = ClientKey(name, entry.operator, cap)
-      if entry.usd_per_day is not None:
-        usd_per_day[name] = entry.usd_per_day
+  keys = read_keys(Path(serve_config.keys)) if serve_config.keys else []
   key = os.environ.get(serve_config.key_variable, "").strip()
   if key:
-    keys[hashlib.sha256(key.encode()).hexdigest()] = ClientKey()
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    keys.append(ClientKey(sha256=digest, operator=True))
   if not keys and (serve_config.key_variable or serve_config.host not in LOCAL):
     raise ValueError(
       f"Serving at {serve_config.host} needs a key, which clients must send. "
@@ -150,40 +140,22 @@ def build(run: Run) -> "App":
   if config.env.kind != SERVED:
     raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
   policies = open_policies(run.training())
+  usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
   label = functools.partial(label_policy, styles=FAMILIES)
   return App(Exchange(config, run.store, sessions, policies, label), keys)
 
 
-class KeyEntry(StrictRecord):
-  """A client's key in the file `serve.keys`.
-
-  Attributes:
-    sha256: the SHA-256 of the key in hexadecimal digits.
-    operator: whether the client sees all sessions, and may change caps.
-    max_usd: the cap of each session in US dollars; None is no cap.
-    max_large_calls: the cap of each session on LARGE calls; None is no cap.
-    usd_per_day: the cap of all sessions together on a day (UTC); None is no cap.
-  """
-
-  model_config = {"strict": True, "extra": "forbid"}
-  sha256: str = Field(pattern="^[0-9a-f]{64}$")
-  operator: bool = False
-  max_usd: float | None = Field(None, ge=0, strict=False)
-  max_large_calls: int | None = Field(None, ge=0)
-  usd_per_day: float | None = Field(None, ge=0, strict=False)
-
-
-def read_keys(path: Path) -> dict[str, KeyEntry]:
-  """Read the clients' keys in a TOML file, by name.
+def read_keys(path: Path) -> list[ClientKey]:
+  """Read the clients' keys in a TOML file.
 
   Raises:
     ValueError: the file cannot be read, or has a wrong or unknown field.
   """
   try:
     tables = tomllib.loads(path.read_text())
-    return {name: KeyEntry.read(table) for name, table in tables.items()}
-  except (OSError, ValueError) as error:
+    return [ClientKey.read(table | {"name": name}) for name, table in tables.items()]
+  except (OSError, TypeError, ValueError) as error:
     problem = f"Cannot read the keys in {path}: {error}"
     remedy = "Correct --config.serve.keys; docs/serving_reference.md has its form"
-    raise ValueError(f"{problem} {remedy}.") from None
+    raise ValueError(f"{problem}. {remedy}.") from None
