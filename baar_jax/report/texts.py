@@ -1,7 +1,6 @@
 """Write results as labels and as tables, for the page, files and the terminal."""
 
 import functools
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -358,13 +357,6 @@ def ledger(results: Results) -> dict[str, float]:
   """
   book = results.ledger
   return {title: book[p] for p, title in LEDGER.items() if book[p] or p not in OPTIONAL}
-
-
-def to_markdown(table: pd.DataFrame) -> str:
-  """Write a table of texts in Markdown, with special characters escaped."""
-  cells = table.map(lambda text: re.sub(r"([\\|*_`<>]|(?<=\])\()", r"\\\1", text))
-  cells.columns = [" ".join(names).strip() for names in cells.columns]
-  return cells.to_markdown(index=False, disable_numparse=True)
 
 
 def to_latex(table: pd.DataFrame) -> str:
