@@ -20,8 +20,6 @@ LEDGER = {
   "router_usd": "router",
   "total_usd": "total",
 }
-# Ledger columns with the dollars of calls that only rivals make.
-OPTIONAL = ("proposals_usd", "judge_usd")
 # Words for a policy's parameters and cap in its label, by name.
 PARAMETERS = {
   "lam": "λ {:g}",
@@ -351,12 +349,8 @@ def claim(results: Results, metric: str) -> str:
 
 
 def ledger(results: Results) -> dict[str, float]:
-  """Return the run's dollars by what they were for, with titles for readers.
-
-  Parts that only rivals have are left out if their dollars are 0.
-  """
-  book = results.ledger
-  return {title: book[p] for p, title in LEDGER.items() if book[p] or p not in OPTIONAL}
+  """Return the run's dollars by what they were for, with titles for readers."""
+  return {title: results.ledger[part] for part, title in LEDGER.items()}
 
 
 def to_latex(table: pd.DataFrame) -> str:
