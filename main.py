@@ -43,7 +43,6 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
-from baar_jax.store import REMOVED_FIELDS
 from baar_jax.train import families
 from configs import quickstart
 
@@ -66,8 +65,6 @@ EXTRA = {
 }
 
 FIELDS = "baar_jax/config.py lists the fields"
-# Matches an error about a field of an older version.
-REMOVED = re.compile(rf"\b({'|'.join(REMOVED_FIELDS)})(: Unexpected| not found)")
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -150,25 +147,12 @@ def parse(
     text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
-    sys.exit(fail(add_remedy(text)))
+    sys.exit(fail(text))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
-    sys.exit(fail(add_remedy(error.args[0], FIELDS)))
+    sys.exit(fail(f"{error.args[0]}; {FIELDS}"))
   return config.value, stage.value
-
-
-def add_remedy(text: str, usual: str = "") -> str:
-  """Append advice to an error.
-
-  Args:
-    text: the error. It may name a field of an older version.
-    usual: the advice for other errors.
-  """
-  advice = usual
-  if REMOVED.search(text):
-    advice = "leave it out: no setting has replaced it"
-  return f"{text}; {advice}" if advice else text
 
 
 def load_config(name: str) -> Config:
@@ -237,8 +221,8 @@ def check_fields(section: Config) -> None:
     if name in fields and dataclasses.is_dataclass(value):
       check_fields(value)
     elif name not in fields:
-      text = f"Field {name} not found on dataclass {type(section).__name__}"
-      raise ValueError(add_remedy(text, FIELDS))
+      owner = type(section).__name__
+      raise ValueError(f"Field {name} not found on dataclass {owner}; {FIELDS}")
 
 
 def append_value(config: Config, text: str) -> str:

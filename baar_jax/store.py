@@ -26,24 +26,14 @@ KEY = ("policy", "task_id", "seed")
 # splits, and so on (our choice).
 SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
-# Fields of older versions that have no successor.
-REMOVED_FIELDS = (
-  "route_by_cache",
-  "cache_ttl_s",
-  "show_cache",
-  "cache_facts",
-  "return_share",
-)
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
-# of a stored record or the form of a policy's key is renamed. Version 2 names cap-blind
-# policies otherwise, see RENAMED. Up to version 3, exploration has the seeds of
-# references. Files older than OLDEST are refused.
+# of a stored record or the form of a policy's key is renamed. Up to version 3,
+# exploration has the seeds of references. Files older than OLDEST are refused.
 VERSION = 4
-OLDEST = 2
-RENAMED = ("optimism=0", "blind=1")
+OLDEST = 3
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
@@ -164,22 +154,11 @@ class Store:
       )
 
   def _convert(self) -> None:
-    """Convert a file of an older format, or a new file, to the format VERSION.
-
-    The policies in it get the keys that this version of the program uses.
-    """
-    has_sessions = "SELECT 1 FROM sqlite_master WHERE name = 'sessions'"
-    columns = [("episodes", "policy"), ("episodes", "equals")]
-    if self._db.execute(has_sessions).fetchone():
-      columns.append(("sessions", "state"))
+    """Convert a file of an older format, or a new file, to the format VERSION."""
     with self._db:
       self._db.execute("BEGIN IMMEDIATE")
       for statement in _SCHEMA:
         self._db.execute(statement)
-      for table, column in columns:
-        self._db.execute(
-          f"UPDATE {table} SET {column} = replace({column}, ?, ?)", RENAMED
-        )
       self._db.execute(
         "UPDATE episodes SET seed = seed + 3000, "
         "episode = json_set(episode, '$.seed', seed + 3000) "
@@ -402,49 +381,27 @@ class Store:
     self._db.close()
 
 
-def convert_config(stored: object) -> object:
+def convert_config(stored: dict) -> dict:
   """Convert a configuration that an older version of this program stored.
+
+  Its value heads may have had a share of Monte-Carlo returns, which has no successor.
+  Its vanilla RL had BoPO's learning rate and epsilon.
 
   Args:
     stored: the value that config.json contains.
 
-  Returns:
-    The configuration with today's field names. A value that is no JSON object is
-      returned unchanged.
+  Raises:
+    LookupError: a section or a field is missing.
+    TypeError: the value or a section is no JSON object.
   """
-  if not isinstance(stored, dict):
-    return stored
-  converted = dict(stored)
-  for name, section in stored.items():
-    if isinstance(section, dict):
-      converted[name] = add_defaults(name, drop_fields(section))
-  return converted
-
-
-def drop_fields(section: dict) -> dict:
-  """Drop the fields of an older section that no longer exist."""
-  return {name: section[name] for name in section if name not in REMOVED_FIELDS}
-
-
-def add_defaults(name: str, section: dict) -> dict:
-  """Add what an older version did where its section of settings does not say it.
-
-  Its scripts billed no prompt caches, and its value heads read the hidden state alone.
-  Vanilla RL had BoPO's learning rate and epsilon.
-
-  Args:
-    name: the name of the section.
-    section: the settings.
-  """
-  defaults = {
-    "models": {"prompt_cache": section.get("kind") == "chat"},
-    "value": {"inputs": ("hidden",)},
-    "bopo": {
-      "vanilla_learning_rate": section.get("learning_rate"),
-      "vanilla_adam_eps": section.get("adam_eps"),
-    },
+  value = dict(stored["value"])
+  value.pop("return_share", None)
+  bopo = stored["bopo"]
+  vanilla = {
+    "vanilla_learning_rate": bopo["learning_rate"],
+    "vanilla_adam_eps": bopo["adam_eps"],
   }
-  return defaults.get(name, {}) | section
+  return stored | {"value": value, "bopo": vanilla | bopo}
 
 
 def read_config(directory: Path) -> Config | None:
@@ -464,7 +421,7 @@ def read_config(directory: Path) -> Config | None:
     stored = TypeAdapter(Config).validate_python(
       convert_config(json.loads(path.read_bytes()))
     )
-  except (ValueError, TypeError, RecursionError):
+  except (ValueError, TypeError, LookupError, RecursionError):
     raise ValueError(
       f"{path} cannot be read as a configuration of this version: {RESTORE}"
     ) from None

@@ -25,14 +25,8 @@ SETTING = re.compile(r"([a-z]+\.[a-z_.]+)(=.*)?")
 SECTIONS = [
   name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)
 ]
-# The fields of older versions, in the table of docs/models_and_money.md.
-OLDER_SETTINGS = {
-  "serve.route_by_cache",
-  "serve.cache_ttl_s",
-  "value.cache_facts",
-  "value.return_share",
-  "router.show_cache",
-}
+# The fields of older versions that the documentation names.
+OLDER_SETTINGS = {"value.cache_facts", "value.return_share"}
 
 
 def list_files() -> list[Path]:
@@ -120,7 +114,7 @@ def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
   text = (
     "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
     " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
-    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `router.show_cache`"
+    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `value.return_share`"
   )
   files = [
     "configs/none.py",

@@ -1,6 +1,7 @@
 """Check which changes a run's directory accepts, and what is played again."""
 
 import contextlib
+import dataclasses
 import json
 
 import jax
@@ -90,13 +91,9 @@ TEXTS = [
   "{",
   "\x00",
   "[" * 100_000,
-  '{"distributed": {"processes": null}}',
 ]
-TEXTS += [
-  '{"bopo": {"field_of_another_version": 1}}',
-  '{"env": {"options": 3}}',
-  '{"env": 3}',
-]
+CHANGES = [{"models": {"field_of_another_version": 1}}, {"env": {"options": 3}}]
+CHANGES += [{"env": 3}, {"bopo": 3}, {"bopo": {}}, {"distributed": {"processes": None}}]
 
 
 def test_a_run_with_an_empty_store_is_refused(config):
@@ -113,13 +110,15 @@ def test_a_run_with_an_empty_store_is_refused(config):
 
 def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
   path = used_directory(config) / "config.json"
-  for text in TEXTS:
+  stored = dataclasses.asdict(config)
+  for text in [*TEXTS, *(json.dumps(stored | change) for change in CHANGES)]:
     path.write_text(text)
     assert (
       refused(config)
       == f"{path} cannot be read as a configuration of this version: {LOST}"
     )
-  path.write_text('{"distributed": {"processes": 2, "coordinator": "host:1"}}')
+  distributed = {"processes": 2, "coordinator": "host:1"}
+  path.write_text(json.dumps(stored | {"distributed": distributed}))
   assert (
     "episodes-1.sqlite is missing or empty, so the spent dollars are unknown"
     in refused(config)

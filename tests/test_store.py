@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import lzma
 import math
 import re
@@ -14,12 +13,11 @@ import pytest
 from tiny import call, episode
 
 from baar_jax.episode import Call, Task, Usage
-from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
-from baar_jax.store import VERSION, Store, convert_config, read_config
+from baar_jax.store import VERSION, Store, read_config
 from baar_jax.train.families import list_specs
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
@@ -171,8 +169,8 @@ def damage(path, change, *values):
 
 @pytest.fixture
 def older(tmp_path):
-  """Unpack the directory of a run of version 2, with three models."""
-  golden = Path(__file__).parent / "golden" / "store_2"
+  """Unpack the directory of a run of version 3, with three models."""
+  golden = Path(__file__).parent / "golden" / "store_3"
   directory = tmp_path / "tiny"
   directory.mkdir()
   shutil.copy(golden / "config.json", directory)
@@ -191,16 +189,11 @@ def dump(path) -> list[str]:
     return [*db.iterdump(), db.execute("PRAGMA user_version").fetchone()]
 
 
-def test_no_episode_of_a_store_of_version_2_is_played_again(older):
+def test_no_episode_of_a_store_of_version_3_is_played_again(older):
   config = read_config(older)
   assert config.value.inputs == ("hidden",)
-  # Version 2 had no such setting. It evaluated the least cost weight under caps.
-  config.value.capped_cost_weights = (0.1,)
-  # Scripted models were billed without prompt caches then; API models by their usage.
-  assert not config.models.prompt_cache
-  chat = {"models": {"kind": "chat"}, "router": {"show_cache": True}}
-  models = {"prompt_cache": True, "kind": "chat"}
-  assert convert_config(chat) == {"models": models, "router": {}}
+  # Vanilla RL had BoPO's settings then.
+  assert config.bopo.vanilla_learning_rate == config.bopo.learning_rate == 0.01
   before = (
     sqlite3.connect(older / "episodes.sqlite")
     .execute("SELECT * FROM episodes")
@@ -215,7 +208,7 @@ def test_no_episode_of_a_store_of_version_2_is_played_again(older):
       "exploration-all(samples=2,steps=1,repeats=1)": 12,
       "bopo(lam=0.1)/1": 4,
     }
-    # Version 2 had policies with optimism.
+    # An older version had policies with optimism.
     least = "conditioned(update=20,cost_weight=0.1"
     for optimism in (1, 2):
       for cap in ("", ",K=1"):
@@ -242,20 +235,6 @@ def test_no_episode_of_a_store_of_version_2_is_played_again(older):
   assert dump(older / "episodes.sqlite") == converted
 
 
-def test_sessions_of_version_2_keep_their_policy(older):
-  # A session keeps its policy in its state, as the endpoint reads it.
-  path = older / "episodes.sqlite"
-  damage(path, "CREATE TABLE sessions (id TEXT PRIMARY KEY, state TEXT)")
-  old = "conditioned(update=2,cost_weight=0.5,optimism=0,usd=0.1)"
-  state = json.dumps({"id": "s", "policy": old})
-  damage(path, "INSERT INTO sessions VALUES ('s', ?)", state)
-  Store(path).close()
-  ((stored,),) = rows_of(path, "SELECT state FROM sessions")
-  cap = Cap(usd=0.1)
-  new = PolicySpec("conditioned", update=2, cost_weight=0.5, blind=1, cap=cap)
-  assert json.loads(stored) == {"id": "s", "policy": new.key}
-
-
 def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
   config = read_config(older)
   config.runs = str(older.parent)
@@ -267,7 +246,7 @@ def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
   assert total.split() == ["in", "all", "0", "0", "0.0000"]
 
 
-def test_a_run_of_version_2_continues(older):
+def test_a_run_of_version_3_continues(older):
   config = read_config(older)
   config.runs = str(older.parent)
   with contextlib.closing(Run(config)) as run:
@@ -275,7 +254,7 @@ def test_a_run_of_version_2_continues(older):
   assert read_config(older) == config
 
 
-@pytest.mark.parametrize("version", [1, VERSION + 1])
+@pytest.mark.parametrize("version", [2, VERSION + 1])
 def test_a_store_of_another_version_is_refused_and_stays(store, path, version):
   store.close()
   damage(path, f"PRAGMA user_version = {version}")

@@ -148,7 +148,7 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
 
 
 def write(results: Results, directory: Path) -> Path:
-  """Write index.html, its figures as PNG files, results.json and hard_budget.*.
+  """Write index.html, its figures as PNG files, results.json and hard_budget.tex.
 
   Args:
     results: the results to write.
@@ -162,7 +162,6 @@ def write(results: Results, directory: Path) -> Path:
   if len(results.hard_budget):
     table = texts.hard_budget(results)
     narrow = table.loc[:, table.columns.isin(["Family", "SR", "Use%"], level=1)]
-    files["hard_budget.md"] = texts.to_markdown(narrow)
     files["hard_budget.tex"] = texts.to_latex(narrow)
   images = {}
   for name, figure in draw_all(results).items():

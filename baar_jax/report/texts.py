@@ -1,7 +1,6 @@
 """Write results as labels and as tables, for the page, files and the terminal."""
 
 import functools
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -21,8 +20,6 @@ LEDGER = {
   "router_usd": "router",
   "total_usd": "total",
 }
-# Ledger columns with the dollars of calls that only rivals make.
-OPTIONAL = ("proposals_usd", "judge_usd")
 # Words for a policy's parameters and cap in its label, by name.
 PARAMETERS = {
   "lam": "λ {:g}",
@@ -352,19 +349,8 @@ def claim(results: Results, metric: str) -> str:
 
 
 def ledger(results: Results) -> dict[str, float]:
-  """Return the run's dollars by what they were for, with titles for readers.
-
-  Parts that only rivals have are left out if their dollars are 0.
-  """
-  book = results.ledger
-  return {title: book[p] for p, title in LEDGER.items() if book[p] or p not in OPTIONAL}
-
-
-def to_markdown(table: pd.DataFrame) -> str:
-  """Write a table of texts in Markdown, with special characters escaped."""
-  cells = table.map(lambda text: re.sub(r"([\\|*_`<>]|(?<=\])\()", r"\\\1", text))
-  cells.columns = [" ".join(names).strip() for names in cells.columns]
-  return cells.to_markdown(index=False, disable_numparse=True)
+  """Return the run's dollars by what they were for, with titles for readers."""
+  return {title: results.ledger[part] for part, title in LEDGER.items()}
 
 
 def to_latex(table: pd.DataFrame) -> str:

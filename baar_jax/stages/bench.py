@@ -77,13 +77,6 @@ SETTINGS = (
   Setting("paper_decision_ms", "paper", live=1, forget=True),
   Setting("cached_16_step_ms", "transcript", live=16, forget=False),
 )
-# By figure: another figure. The first is also printed as a multiple of the second.
-AGAINST = {
-  "whole_decision_ms": "cached_decision_ms",
-  "paper_decision_ms": "cached_decision_ms",
-  "cached_16_step_ms": "cached_decision_ms",
-  "bopo_tokens_per_s": "sft_tokens_per_s",
-}
 
 
 class Subject(NamedTuple):
@@ -120,10 +113,7 @@ def main(run: Run) -> None:
   figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
   figures |= train(subject, run.config)
   for name, value in figures.items():
-    line = f"{name:24}{value:>12,.4g}"
-    if first := AGAINST.get(name):
-      line += f"  {value / figures[first]:.3g} x {first}"
-    run.print(line)
+    run.print(f"{name:24}{value:>12,.4g}")
   path = run.dir / "report" / "bench.json"
   path.parent.mkdir(exist_ok=True)
   path.write_text(json.dumps(figures, indent=2))
