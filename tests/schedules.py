@@ -20,9 +20,18 @@ from standin import StandIn
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.llms import wire
 from baar_jax.run import Run
+from baar_jax.serve import exchange
+from baar_jax.serve.sessions import Sessions
 from baar_jax.stages import serve
 
 AT_ONCE, TOLERANCE_USD = 40, 1e-9
+FULL_SHARE = 0.02  # of the ledger's writes
+# By path: the fields of the history and of the limit, and a mark at a stream's end.
+FORMS = {
+  "chat/completions": ("messages", "max_completion_tokens", "data: [DONE]"),
+  "responses": ("input", "max_output_tokens", "event: response.completed"),
+  "messages": ("messages", "max_tokens", "event: message_stop"),
+}
 PRICES = {"small": (1.0, 0.5, 2.0), "large": (5.0, 2.0, 10.0)}
 FAULTS = (
   "429",
@@ -41,8 +50,18 @@ LOST = (httpx2.TransportError, httpx2.StreamError)
 
 
 def serve_forever(config: Config) -> None:
-  """Serve in a process of its own."""
+  """Serve in a process of its own, whose disk is full at some of its writes."""
   wire.BACKOFF_S = 0.01
+  exchange.WATCH_S = 0.1
+  execute = Sessions._execute
+  draw = random.Random(str(time.time()))
+
+  def execute_or_fail(sessions: Sessions, statements: list) -> int:
+    if statements and draw.random() < FULL_SHARE:
+      raise sqlite3.OperationalError("database or disk is full")
+    return execute(sessions, statements)
+
+  Sessions._execute = execute_or_fail
   serve.main(Run(config))
 
 
@@ -102,25 +121,28 @@ class Schedule:
     await asyncio.gather(*(self._call_often(http, count) for count in counts))
 
   async def _call_often(self, http, count: int) -> None:
-    draw, messages = random.Random(self.draw.random()), []
+    draw, history = random.Random(self.draw.random()), []
+    path = draw.choice([*FORMS])
+    field, limit, _ = FORMS[path]
+    headers = dict(self.headers)
+    if draw.random() < 0.5:
+      headers["x-baar-conversation"] = str(draw.random())
     for _ in range(count):
-      messages.append(
-        {"role": "user", "content": "Task: go.\n\n" + "x" * draw.randint(1, 400)}
-      )
-      body = {"model": "baar:random", "messages": list(messages), "user": self.id}
-      body |= {
-        "max_completion_tokens": draw.randint(1, 60),
-        "stream": draw.random() < 0.5,
-      }
+      text = f"Task: go.\n\n{draw.random()}" + "x" * draw.randint(1, 400)
+      history.append({"role": "user", "content": text})
+      body = {"model": "baar:random", field: list(history), "user": self.id}
+      body |= {limit: draw.randint(1, 60), "stream": draw.random() < 0.5}
       for _ in range(draw.randint(1, 3)):
-        status = await self._call(http, body, draw)
+        status = await self._call(http, path, body, headers, draw)
         self.statuses.add(status)
         if status == 200:
           break
         await asyncio.sleep(draw.random() * 0.2)
-      messages.append({"role": "assistant", "content": WORDS})
+      history.append({"role": "assistant", "content": WORDS})
 
-  async def _call(self, http, body: dict, draw: random.Random) -> int | str:
+  async def _call(
+    self, http, path: str, body: dict, headers: dict, draw: random.Random
+  ) -> int | str:
     """Make a call; return its HTTP status.
 
     The status is "left" if the client gave up, and "lost" if the server was killed.
@@ -129,15 +151,14 @@ class Schedule:
     chunks = draw.randint(0, 15) if draw.random() < 0.3 else 1000
     try:
       async with asyncio.timeout(patience_s):
-        path = f"{self.url}/v1/chat/completions"
-        async with http.stream(
-          "POST", path, json=body, headers=self.headers
-        ) as response:
+        url = f"{self.url}/v1/{path}"
+        async with http.stream("POST", url, json=body, headers=headers) as response:
           async for line in response.aiter_lines():
             chunks -= line.startswith("data:")
             if chunks < 0:
               return "left"
-            self.replies += line.startswith('{"id":') or line == "data: [DONE]"
+            self.replies += line == FORMS[path][2]
+          self.replies += response.status_code == 200 and not body["stream"]
           return response.status_code
     except TimeoutError:
       return "left"
@@ -165,7 +186,10 @@ class Schedule:
     assert (
       float(billed_usd) <= spent_usd + TOLERANCE_USD and not session["in_flight"]
     ), context
-    assert len(session["steps"]) >= self.replies, context
+    steps = []
+    for conversation in session["conversations"]:
+      steps += conversation["steps"]
+    assert len(steps) >= self.replies, context
     assert self.statuses <= {200, 429, 500, 502, 503, 504, "left", "lost"}, (
       self.statuses
     )
@@ -175,7 +199,7 @@ class Schedule:
         abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD
       ), context
     if self.cap_calls is not None:
-      large_steps = sum(step["model"] == "large" for step in session["steps"])
+      large_steps = sum(step["model"] == "large" for step in steps)
       assert large_steps <= session["large_calls"] <= self.cap_calls, context
     # The remaining dollars are rounded when they are stored.
     return session | {"left_usd": None}
@@ -239,9 +263,8 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     assert db.execute("SELECT count(*) FROM calls WHERE kind = 'open'").fetchone() == (
       0,
     )
-    assert db.execute("SELECT count(*) FROM sessions WHERE open > 0").fetchone() == (0,)
     stored = [*filter(None, sessions)]
-    assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(stored),)
+    assert db.execute("SELECT count(*) FROM purses").fetchone() == (len(stored),)
   counted_usd = sum(session["spent_usd"] for session in stored)
   dollars = {"billed_usd": float(upstream.usd(PRICES)), "counted_usd": counted_usd}
   return {"sessions": len(stored), "attempts": len(upstream.seen)} | dollars

@@ -291,27 +291,37 @@ class App(Starlette):
     """Respond with the client's sessions, the newest first, in pages."""
     query = ListQuery.read(dict(request.query_params))
     client = query.client if key.operator else key.name
-    sessions = self.exchange.sessions
-    purses = sessions.list_purses(client, query.before_s, query.limit)
-    data = [self._describe(purse) for purse in purses]
+    data = self._list_newest(client, query.before_s, query.limit)
     return JSONResponse(dict(object="list", data=data))
 
+  def _list_newest(self, client: str | None, before_s: float, limit: int) -> list[dict]:
+    """Describe the sessions that changed last before a time, the newest first."""
+    condition = (
+      "changed_s < ? AND client = ifnull(?, client) ORDER BY changed_s DESC LIMIT ?"
+    )
+    purses = self.exchange.sessions.list_purses(condition, before_s, client, limit)
+    return [self._describe(purse) for purse in purses]
+
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the model names that clients may send, in the form they speak."""
+    """Respond with the model names that clients may send, in all forms at once."""
     caps = self.exchange.config.evaluate.call_budgets
-    names = [*self.desk.served, *(f"{NAME}:K={K}" for K in caps)]
-    if "anthropic-version" not in request.headers:
-      models = []
-      for name in names:
-        models.append(dict(id=name, object="model", created=0, owned_by=NAME))
-      return JSONResponse(dict(object="list", data=models))
+    # Claude Code lists only names that begin like the first one, which is an alias.
+    names = [f"claude-{NAME}", *self.desk.served, *(f"{NAME}:K={K}" for K in caps)]
     models = []
-    # Claude Code lists only names that begin like this one, which is an alias.
-    for name in (f"claude-{NAME}", *names):
-      created = "2026-01-01T00:00:00Z"
-      models.append(dict(type="model", id=name, display_name=name, created_at=created))
-    ends = dict(first_id=models[0]["id"], last_id=models[-1]["id"])
-    return JSONResponse(dict(data=models, has_more=False, **ends))
+    for name in names:
+      models.append(
+        dict(
+          id=name,
+          object="model",
+          created=0,
+          owned_by=NAME,
+          type="model",
+          display_name=name,
+          created_at="2026-01-01T00:00:00Z",
+        )
+      )
+    ends = dict(first_id=names[0], last_id=names[-1], has_more=False)
+    return JSONResponse(dict(object="list", data=models, **ends))
 
   async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
     """Respond with the attempts at model calls and their dollars, for Prometheus."""
@@ -331,11 +341,10 @@ class App(Starlette):
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
     """Respond with the HTML page of the newest sessions."""
     exchange = self.exchange
-    purses = exchange.sessions.list_purses(key.client, time.time(), SHOWN_SESSIONS)
     page = self._page.render(
       names=exchange.names,
       run=exchange.config,
-      sessions=[self._describe(purse) for purse in purses],
+      sessions=self._list_newest(key.client, time.time(), SHOWN_SESSIONS),
     )
     return HTMLResponse(page)
 

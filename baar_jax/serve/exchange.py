@@ -424,10 +424,12 @@ class Exchange:
       self.sessions.finish(conversation)
 
   async def watch(self) -> None:
-    """End the conversations whose last call is long ago, as long as the server runs."""
+    """Commit what waits, and end old conversations, as long as the server runs."""
     idle_s = self.config.serve.idle_s
     while True:
       await asyncio.sleep(min(WATCH_S, idle_s))
+      with contextlib.suppress(LedgerError):
+        self.sessions.commit()
       over = self.sessions.list_conversations(
         "score IS NULL AND changed_s BETWEEN ? AND ?",
         self._start_s - idle_s,

@@ -305,36 +305,46 @@ class Sessions:
     rows = [self._db.execute(*statement).lastrowid for statement in statements]
     return rows[0] if rows else 0
 
+  def list_purses(self, condition: str, *values: object) -> list[Purse]:
+    """Find the purses for which an SQL condition holds.
+
+    Args:
+      condition: the condition, perhaps with an order and a limit.
+      values: the values of the condition.
+    """
+    select = (
+      f"SELECT id, client, name, call_limit, usd_limit FROM purses WHERE {condition}"
+    )
+    rows = self._db.execute(select, values).fetchall()
+    return [self._load_purse(*row) for row in rows]
+
+  def _load_purse(
+    self, id_: int, client: str, name: str, call_limit: int, usd_limit: float
+  ) -> Purse:
+    """Read a purse, with the dollars and the LARGE calls of its attempts."""
+    purse = self._purses.get(id_)
+    if purse is None:
+      budget = self._add_up("purse = ?", id_)
+      budget.change_limit(usd_limit)
+      purse = Purse(id_, client, name, call_limit, budget)
+      select = (
+        "SELECT count(*) FROM calls JOIN attempts USING (id) "
+        "WHERE purse = ? AND model > ? AND kind <> ?"
+      )
+      row = self._db.execute(select, (id_, SMALL, FAILED)).fetchone()
+      purse.large_calls = row[0]
+      self._purses[id_] = purse
+    return purse
+
   def find_purse(self, client: str | None, name: str) -> Purse | None:
-    """Return the purse of a session, or None if there is none.
+    """Return the newest purse of a session, or None if there is none.
 
     Args:
       client: the name of the client's key; None looks in the sessions of all clients.
       name: the session's name.
     """
-    select = (
-      "SELECT id FROM purses WHERE name = ? AND client = ifnull(?, client) "
-      "ORDER BY changed_s DESC"
-    )
-    row = self._db.execute(select, (name, client)).fetchone()
-    return self._load_purse(*row) if row else None
-
-  def _load_purse(self, id_: int) -> Purse:
-    """Read a purse, with the dollars and the LARGE calls of its attempts."""
-    purse = self._purses.get(id_)
-    if purse is None:
-      select = "SELECT client, name, call_limit, usd_limit FROM purses WHERE id = ?"
-      *names, usd_limit = self._db.execute(select, (id_,)).fetchone()
-      budget = self._add_up("purse = ?", id_)
-      budget.change_limit(usd_limit)
-      large_calls = (
-        "SELECT count(*) FROM calls JOIN attempts USING (id) "
-        "WHERE purse = ? AND model > ? AND kind <> ?"
-      )
-      count = self._db.execute(large_calls, (id_, SMALL, FAILED)).fetchone()
-      purse = Purse(id_, *names, budget, *count)
-      self._purses[id_] = purse
-    return purse
+    condition = "name = ? AND client = ifnull(?, client) ORDER BY changed_s DESC"
+    return next(iter(self.list_purses(condition, name, client)), None)
 
   def _add_up(self, condition: str, *values: object) -> DollarBudget:
     """Make a budget without a cap that has settled the dollars of some attempts."""
@@ -346,14 +356,10 @@ class Sessions:
 
   def open_purse(self, client: str, name: str, cap: Cap) -> Purse:
     """Store a new purse. Without a name it gets a random one."""
-    name = name or f"auto-{secrets.token_hex(8)}"
     insert = "INSERT INTO purses VALUES (NULL, ?, ?, ?, ?, ?)"
-    values = (client, name, cap.calls, cap.usd, time.time())
-    purse = Purse(
-      self.commit((insert, values)), client, name, cap.calls, DollarBudget(cap.usd)
-    )
-    self._purses[purse.id] = purse
-    return purse
+    name = name or f"auto-{secrets.token_hex(8)}"
+    row = self.commit((insert, (client, name, cap.calls, cap.usd, time.time())))
+    return self._load_purse(row, client, name, cap.calls, cap.usd)
 
   def change_caps(self, purse: Purse, cap: Cap) -> None:
     """Store new caps of a purse."""
@@ -363,29 +369,12 @@ class Sessions:
     purse.dollars.change_limit(cap.usd)
     purse.changed.set()
 
-  def list_purses(self, client: str | None, before_s: float, count: int) -> list[Purse]:
-    """Find the purses that changed last before a time, the newest first.
-
-    Args:
-      client: the name of the client's key; None lists those of all clients.
-      before_s: seconds since 1970.
-      count: the largest number of purses.
-    """
-    select = (
-      "SELECT id FROM purses WHERE changed_s < ? AND client = ifnull(?, client) "
-      "ORDER BY changed_s DESC LIMIT ?"
-    )
-    rows = self._db.execute(select, (before_s, client, count)).fetchall()
-    return [self._load_purse(id_) for (id_,) in rows]
-
   def begin_conversation(self, purse: Purse, name: str, state: State) -> Conversation:
     """Store a new conversation of a purse."""
     insert = "INSERT INTO conversations VALUES (NULL, ?, ?, ?, ?, NULL)"
     text = STATE.dump_json(state).decode()
-    id_ = self.commit((insert, (purse.id, text, name, state.began_s)))
-    conversation = Conversation(id_, purse, name, state, state.began_s)
-    self._conversations[id_] = conversation
-    return conversation
+    row = self.commit((insert, (purse.id, text, name, state.began_s)))
+    return self.list_conversations("id = ?", row)[0]
 
   def list_conversations(self, condition: str, *values: object) -> list[Conversation]:
     """Find the conversations for which an SQL condition holds, the newest first."""
@@ -403,7 +392,8 @@ class Sessions:
     conversation = self._conversations.get(id_)
     if conversation is None:
       read_state = STATE.validate_json(state)
-      conversation = Conversation(id_, self._load_purse(purse), name, read_state, *rest)
+      (own_purse,) = self.list_purses("id = ?", purse)
+      conversation = Conversation(id_, own_purse, name, read_state, *rest)
       select = (
         "SELECT id, record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
         "ORDER BY id"
