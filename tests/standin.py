@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from standin_forms import FORMS, Chat, Messages, Reply, text_of
+from standin_forms import FORMS, Reply, prompt_of, text_of
 
 from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import SPLITS
@@ -75,8 +75,7 @@ class StandIn(ThreadingHTTPServer):
 
     Args:
       prices: dollars per million tokens of input, cached input, output and, if it is not
-        a quarter above input, of tokens that are written to the cache; by model. Tokens
-        that are written for an hour cost twice the input.
+        a quarter above input, of tokens that are written to the cache; by model.
       user: only this user's requests count; None means all.
     """
     total = Fraction(0)
@@ -84,13 +83,10 @@ class StandIn(ThreadingHTTPServer):
       if user is None or request.get("user") == user:
         input_usd, *others = map(Fraction, prices[request["model"]])
         price_of = dict(zip(("cached", "completion_tokens", "written"), others))
-        price_of = {
-          "written": input_usd * 5 / 4,
-          "written_1h": 2 * input_usd,
-        } | price_of
-        total += usage["prompt_tokens"] * input_usd
+        price_of.setdefault("written", input_usd * 5 / 4)
         total += sum(usage[name] * price for name, price in price_of.items())
-        total -= input_usd * sum(map(usage.get, ("cached", "written", "written_1h")))
+        fresh = usage["prompt_tokens"] - usage["cached"] - usage["written"]
+        total += fresh * input_usd
     return total / 10**6
 
   @contextlib.contextmanager
@@ -105,7 +101,7 @@ class StandIn(ThreadingHTTPServer):
       self.server_close()
       thread.join()
 
-  def bill(self, form: Chat | Messages, request: dict, reply: Reply, **usage) -> dict:
+  def bill(self, request: dict, reply: Reply, **usage) -> dict:
     """Bill a call; return its usage.
 
     A token has 4 characters, and a message has 3 tokens more. The longest earlier prompt
@@ -115,9 +111,10 @@ class StandIn(ThreadingHTTPServer):
     Args:
       usage: replaced counts of tokens.
     """
-    items = form.prompt(request)
+    items = prompt_of(request)
     marked = [n for n, item in enumerate(items, 1) if "cache_control" in repr(item)]
-    texts, kept = list(map(text_of, items)), [*marked, len(items)][-1]
+    texts = list(map(text_of, items))
+    kept = [len(items), *marked][-1]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self.lock:
       prompts = self._prompts.setdefault(request["model"], [])
@@ -125,12 +122,10 @@ class StandIn(ThreadingHTTPServer):
       cached = max(map(count, known), default=0)
       written = max(count(texts[:kept]) - cached, 0) if marked else 0
       said = text_of([reply.text, *map(json.dumps, reply.calls)])
-      hour = '"ttl": "1h"' in json.dumps(request)
       billed = {
         "prompt_tokens": count(texts),
         "cached": cached,
-        "written": 0 if hour else written,
-        "written_1h": written if hour else 0,
+        "written": written,
         "completion_tokens": min(count([said]), most_tokens(request)),
       } | usage
       prompts.append(texts[:kept])
@@ -172,22 +167,27 @@ class Handler(BaseHTTPRequestHandler):
       self.form = FORMS["chat/completions"]
       self.refuse("404", f"no {path} here")
     elif path.endswith("/count_tokens"):
-      texts = "".join(map(text_of, self.form.prompt(request)))
-      self.send(200, json.dumps({"input_tokens": len(texts) // 4}).encode())
+      tokens = len(text_of(prompt_of(request))) // 4
+      self.send(200, json.dumps({"input_tokens": tokens}).encode())
     else:
       time.sleep(self.server.latency_s(number))
       reply = self.server.answer(request)
-      self.deliver(request, reply if isinstance(reply, Reply) else Reply(reply), fault)
+      self.act(fault, request, reply if isinstance(reply, Reply) else Reply(reply))
 
-  def deliver(self, request, reply, fault):
+  def act(self, fault, request, reply):
     if fault in FAULTS:
       FAULTS[fault](self, request, reply)
     elif fault:
       self.refuse(fault)
-    elif request.get("stream"):
-      self.stream(request, reply)
     else:
-      self.send(200, self.answer(request, reply))
+      self.deliver(request, reply)
+
+  def deliver(self, request, reply, **replaced):
+    """Send a billed answer, streamed if asked for."""
+    if request.get("stream"):
+      self.stream(request, reply, **replaced)
+    else:
+      self.send(200, self.answer(request, reply, **replaced))
 
   def body(self, request, reply, usage=(), choice=(), billed=(), **fields) -> dict:
     """Write a billed answer, with some fields replaced.
@@ -198,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
       billed: replaced counts of tokens, in the bill too.
       fields: replaced fields of the answer.
     """
-    counts = self.server.bill(self.form, request, reply, **dict(billed))
+    counts = self.server.bill(request, reply, **dict(billed))
     body = self.form.body(request["model"], reply, len(self.server.billed))
     if choice:
       body["choices"][0].update(choice)
@@ -266,7 +266,7 @@ def slow(first, repeated, last=b""):
 
 def drop(h, request, reply):
   """Bill the call, and reset the connection."""
-  h.server.bill(h.form, request, reply)
+  h.server.bill(request, reply)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
   h.connection.close()
   h.close_connection = True
@@ -287,14 +287,6 @@ def dear(h, request, reply):
   """Bill 20 times the limit of tokens, and report them."""
   billed = {"completion_tokens": 20 * most_tokens(request)}
   h.send(200, h.answer(request, reply, billed=billed))
-
-
-def unpriced(h, request, reply):
-  """Send a billed answer without its usage, streamed if asked for."""
-  if request.get("stream"):
-    h.stream(request, reply, usage=None)
-  else:
-    h.send(200, h.answer(request, reply, usage=None))
 
 
 def fault(**fields):
@@ -330,7 +322,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "filtered": message_fault("", "content_filter"),
   "refusal": message_fault(None, refusal="I'm sorry."),
   "cut": message_fault(None, "length"),  # all tokens went into reasoning
-  "unpriced": unpriced,
+  "unpriced": lambda h, *asked: h.deliver(*asked, usage=None),
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
   "negative": fault(usage={"completion_tokens": -7}),

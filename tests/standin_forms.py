@@ -13,12 +13,9 @@ Event = tuple[str, dict]
 UNREAD = {"role", "type", "id", "status", "cache_control"}
 ERRORS = {
   "400": "invalid_request_error",
-  "401": "authentication_error",
   "402": "billing_error",
   "404": "not_found_error",
-  "413": "request_too_large",
   "429": "rate_limit_error",
-  "529": "overloaded_error",
 }
 
 
@@ -27,11 +24,12 @@ class Reply(NamedTuple):
 
   Attributes:
     text: may be empty.
-    calls: name and arguments of each tool call.
+    calls: name and arguments of each tool call; text as arguments is the input of a
+      custom tool, which only responses have.
   """
 
   text: str
-  calls: Iterable[tuple[str, dict]] = ()
+  calls: Iterable[tuple[str, dict | str]] = ()
 
 
 def text_of(value) -> str:
@@ -43,6 +41,13 @@ def text_of(value) -> str:
   return str(value or "")
 
 
+def prompt_of(request: dict) -> list:
+  """Return the parts of a request's prompt in order, in any form."""
+  parts = [request[name] for name in ("instructions", "system") if request.get(name)]
+  turns = request.get("input") or request["messages"]
+  return parts + (turns if isinstance(turns, list) else [turns])
+
+
 def words(text: str) -> list[str]:
   return re.findall(r"\s*\S+|\s+", text)
 
@@ -51,9 +56,6 @@ class Chat:
   """OpenAI's chat completions."""
 
   last = "data: [DONE]\n\n"
-
-  def prompt(self, request: dict) -> list:
-    return request["messages"]
 
   def usage(self, billed: dict) -> dict:
     return {
@@ -108,15 +110,13 @@ class Responses(Chat):
 
   last = ""
 
-  def prompt(self, request: dict) -> list:
-    items = request["input"]
-    turns = items if isinstance(items, list) else [items]
-    return [request.get("instructions"), *turns]
-
   def usage(self, billed: dict) -> dict:
     return {
       "input_tokens": billed["prompt_tokens"],
-      "input_tokens_details": {"cached_tokens": billed["cached"]},
+      "input_tokens_details": {
+        "cached_tokens": billed["cached"],
+        "cache_write_tokens": billed["written"],
+      },
       "output_tokens": billed["completion_tokens"],
       "output_tokens_details": {"reasoning_tokens": 0},
       "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
@@ -134,14 +134,12 @@ class Responses(Chat):
       item = {"id": f"msg_{number}", "type": "message", "status": "completed"}
       output.append(item | {"role": "assistant", "content": [part]})
     for place, (name, arguments) in enumerate(reply.calls):
-      item = {
-        "id": f"fc_{number}_{place}",
-        "type": "function_call",
-        "status": "completed",
-        "call_id": f"call_{number}_{place}",
-        "name": name,
-        "arguments": json.dumps(arguments),
-      }
+      item = {"id": f"fc_{number}_{place}", "status": "completed", "name": name}
+      item["call_id"] = f"call_{number}_{place}"
+      if isinstance(arguments, str):
+        item |= {"type": "custom_tool_call", "input": arguments}
+      else:
+        item |= {"type": "function_call", "arguments": json.dumps(arguments)}
       output.append(item)
     return {
       "id": f"resp_{number}",
@@ -184,12 +182,13 @@ class Responses(Chat):
         yield "response.output_text.done", place | done
         yield "response.content_part.done", place | {"part": part}
       else:
-        added = {"output_index": index, "item": empty | {"arguments": ""}}
+        field = "arguments" if "arguments" in item else "input"
+        event = f"response.{item['type']}_{field}"
+        added = {"output_index": index, "item": empty | {field: ""}}
         yield "response.output_item.added", added
-        for word in words(item["arguments"]):
-          yield "response.function_call_arguments.delta", place | {"delta": word}
-        done = {"name": item["name"], "arguments": item["arguments"]}
-        yield "response.function_call_arguments.done", place | done
+        for word in words(item[field]):
+          yield f"{event}.delta", place | {"delta": word}
+        yield f"{event}.done", place | {field: item[field], "name": item["name"]}
       yield "response.output_item.done", {"output_index": index, "item": item}
     yield "response.completed", {"response": body}
 
@@ -199,18 +198,16 @@ class Messages:
 
   last = ""
 
-  def prompt(self, request: dict) -> list:
-    return [request.get("system"), *request["messages"]]
-
   def usage(self, billed: dict) -> dict:
-    written = billed["written"] + billed["written_1h"]
+    cached = billed["cached"]
+    written = billed["written"]
     return {
-      "input_tokens": billed["prompt_tokens"] - billed["cached"] - written,
-      "cache_read_input_tokens": billed["cached"],
+      "input_tokens": billed["prompt_tokens"] - cached - written,
+      "cache_read_input_tokens": cached,
       "cache_creation_input_tokens": written,
       "cache_creation": {
-        "ephemeral_5m_input_tokens": billed["written"],
-        "ephemeral_1h_input_tokens": billed["written_1h"],
+        "ephemeral_5m_input_tokens": written,
+        "ephemeral_1h_input_tokens": 0,
       },
       "output_tokens": billed["completion_tokens"],
       "service_tier": "standard",
