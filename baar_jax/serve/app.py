@@ -71,6 +71,7 @@ class App(Starlette):
     table = {
       "POST /v1/decision": self._with_body(self._answer_decision),
       "GET /v1/models": self._list_models,
+      "GET /v1/responses": self._refuse_socket,
       "POST /v1/messages/count_tokens": self._with_body(self._count_tokens),
       "GET /v1/sessions": self._list_sessions,
       "POST /v1/sessions/{id:path}/score": self._with_body(self._score_session),
@@ -322,6 +323,10 @@ class App(Starlette):
       )
     ends = dict(first_id=names[0], last_id=names[-1], has_more=False)
     return JSONResponse(dict(object="list", data=models, **ends))
+
+  async def _refuse_socket(self, request: Request, key: ClientKey) -> Response:
+    """Refuse a WebSocket, so that Codex sends its calls as requests at once."""
+    raise Refusal(426, "This server has no WebSockets. Send POST /v1/responses.")
 
   async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
     """Respond with the attempts at model calls and their dollars, for Prometheus."""

@@ -55,7 +55,9 @@ def main(run: Run) -> None:
     run.print(
       f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
     )
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+    config = uvicorn.Config(
+      app, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
