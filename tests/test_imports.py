@@ -31,8 +31,9 @@ LAYERS = [
   "router",
   "train",
   "run",
+  "report,serve",
+  "stages",
 ]
-LAYERS += ["report,serve", "stages"]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split(",")}
 # What child processes and engines of other Pythons do without.
 HEAVY = {
