@@ -91,8 +91,6 @@ TEXTS = [
   "\x00",
   "[" * 100_000,
   '{"distributed": {"processes": null}}',
-]
-TEXTS += [
   '{"bopo": {"field_of_another_version": 1}}',
   '{"env": {"options": 3}}',
   '{"env": 3}',
