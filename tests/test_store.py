@@ -115,18 +115,24 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   store.add(episode("t1", "other"))
   (row,) = store.table(["cascade"]).to_dict("records")
   assert math.isnan(row.pop("call_budget"))
-  numbers = {"seed": 3, "score": 0.5, "usd_budget": 64.0, "steps": 2, "large_calls": 1}
-  numbers |= {
+  numbers = {
+    "seed": 3,
+    "score": 0.5,
+    "usd_budget": 64.0,
+    "steps": 2,
+    "large_calls": 1,
     "decisions": 2,
     "judgements": 1,
     "cost_usd": 5.5,
     "small_usd": 1.0,
     "large_usd": 4.0,
-  }
-  numbers |= {"proposals_usd": 0.5, "judge_usd": 0.125, "retries_usd": 8.0 + 32.0}
-  numbers |= {"router_usd": 0.25, "presumed_usd": 16.0}
-  numbers |= {"spent_usd": 5.5 + 0.125 + 8.0 + 16.0 + 32.0, "router_latency_s": 0.75}
-  numbers |= {
+    "proposals_usd": 0.5,
+    "judge_usd": 0.125,
+    "retries_usd": 8.0 + 32.0,
+    "router_usd": 0.25,
+    "presumed_usd": 16.0,
+    "spent_usd": 5.5 + 0.125 + 8.0 + 16.0 + 32.0,
+    "router_latency_s": 0.75,
     "small_tokens": 7,
     "large_tokens": 5,
     "proposal_tokens": 6,
@@ -141,14 +147,22 @@ COLUMN, FINE = (
   "UPDATE episodes SET {} = ? WHERE seed = 1",
   episode("t", "p", 1).to_json(),
 )
-DAMAGE = [("score", "high"), ("score", -0.5), ("score", 1.5), ("steps", None)]
-DAMAGE += [("usd_budget", "much"), ("cost_usd", math.inf)]
+DAMAGE = [
+  ("score", "high"),
+  ("score", -0.5),
+  ("score", 1.5),
+  ("steps", None),
+  ("usd_budget", "much"),
+  ("cost_usd", math.inf),
+]
 DAMAGE += [
   ("episode", text)
   for text in (None, "", "{", "[]", b"\xff", '{"task_id": "t"}', "null")
 ]
-DAMAGE += [("episode", FINE.replace('"score":1.0', '"score":"high"'))]
-DAMAGE += [("episode", FINE.replace('"steps":[', '"steps":[3,'))]
+DAMAGE += [
+  ("episode", FINE.replace('"score":1.0', '"score":"high"')),
+  ("episode", FINE.replace('"steps":[', '"steps":[3,')),
+]
 
 
 @pytest.mark.parametrize("column, value", DAMAGE)
