@@ -161,22 +161,21 @@ def test_an_unsuitable_config_is_refused(tmp_path):
     ("rope_theta", float("nan")),
     ("rms_norm_eps", float("inf")),
     ("head_dim", 9),
-  ]
-  wrong += [
     ("num_hidden_layers", 10**6),
     ("num_key_value_heads", 0),
+    ("use_sliding_window", True),
+    ("rope_scaling", {"type": "yarn"}),
+    ("quantization_config", {"bits": 4}),
   ]
-  wrong += [("use_sliding_window", True), ("rope_scaling", {"type": "yarn"})]
-  wrong += [("quantization_config", {"bits": 4})]
   rows = [
     ({name: value}, f"{CONFIG} has an unsupported {name} (") for name, value in wrong
   ]
-  rows += [({"num_attention_heads": 0}, f"Cannot read {CONFIG} (")]
   rows += [
+    ({"num_attention_heads": 0}, f"Cannot read {CONFIG} ("),
     (
       {"rope_parameters": {"rope_type": "yarn"}},
       "rope_type (Input should be 'default')",
-    )
+    ),
   ]
   for changes, line in rows:
     set_fields(hf.write(tmp_path, SHAPE), changes)
