@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
-from scipy.stats import norm, t
+from scipy.stats import t
 
 from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
@@ -160,12 +160,7 @@ def test_training_seeds_have_students_interval():
   assert np.ptp(means(noise_PxNxR, trained[:1], draw(3, 3, 100))) == pytest.approx(0)
 
 
-def test_tasks_have_the_normal_interval_and_may_lack_a_seed():
-  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
-  value_B = means(value_N[None, :, None], np.array([True]), draw(400, 1, 8000))[0]
-  mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / 20
-  expected = [mean, mean - half, mean + half]
-  assert [*interval("x", value_B).values()] == pytest.approx(expected, abs=0.1 * half)
+def test_a_task_may_lack_a_seed():
   # Two tasks' means are 1 and 3; without the second seed's value of the first task, 2
   # and 3.
   lacking = np.array([[[2.0, NAN], [3.0, 3.0]]])
