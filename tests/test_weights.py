@@ -130,7 +130,6 @@ def refusal(directory: Path) -> str:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
-BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE = "DIR/model.safetensors"
 CONFIG = "DIR/config.json"
 
@@ -148,8 +147,7 @@ def test_an_unsuitable_tensor_is_refused(tmp_path):
       np.zeros([40, 48], "i1"),
       f"{WHOLE}: tensor {UP} is I8 [40, 48], {expected} [40, 48]",
     ),
-    (UP, np.zeros([48, 40], "f4"), f"tensor {UP} is F32 [48, 40], {expected} [40, 48]"),
-    (BIAS, np.zeros([2, 10], "f4"), f"tensor {BIAS} is F32 [2, 10], {expected} [20]"),
+    # tests/errors_router.py has a wrong shape.
   ]:
     set_tensor(hf.write(tmp_path, SHAPE), name, array)
     assert line in refusal(tmp_path)
