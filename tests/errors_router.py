@@ -4,6 +4,7 @@ import os
 import resource
 from pathlib import Path
 from unittest import mock
+from unittest.mock import Mock
 
 import hf
 import numpy as np
@@ -12,8 +13,9 @@ from test_gguf import write_gguf
 from test_weights import set_fields, set_tensor
 
 from baar_jax.config import RouterConfig
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router import gguf
-from baar_jax.router.qwen2 import softmax
+from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View, read_tokenizer, train_tokenizer
 from baar_jax.router.weights import (
   check_directory,
@@ -100,6 +102,12 @@ def fill_disk(tmp: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def read_nan(tmp: Path) -> None:
+  """Decide by logits of which one is NaN; the router would always pick one model."""
+  feed = Mock(**{"read.return_value": (np.array([[0.0, np.nan]]), [1])})
+  RouterPolicy(PolicySpec("router"), feed, Threshold()).choose([Mock()])
+
+
 GGUF = (
   "Cannot convert TMP/made.gguf: {}. Use a complete file of a plain Llama or Qwen2."
 )
@@ -153,7 +161,7 @@ CASES = [
   (
     "Found an infinite number or a NaN in logits of router, expected finite numbers."
     " Restore the weights, or train again with a lower learning rate.",
-    lambda tmp: softmax(np.array([[0.0, np.nan]]), "router"),
+    read_nan,
   ),
   (TOKENIZER.format("it is missing or not a regular file"), read_tokenizer),
   (TOKENIZER.format("encoding and decoding a text changes the text"), keep_no_text),

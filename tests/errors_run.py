@@ -42,8 +42,11 @@ def open_served(tmp: Path) -> Iterator[Run]:
     yield run
 
 
-def store_text(tmp: Path) -> None:
-  (tmp / "store").write_text("no database")
+def store_damaged(tmp: Path) -> None:
+  Store(tmp / "store").close()
+  with (tmp / "store").open("r+b") as file:
+    file.seek(100)
+    file.write(b"\xff" * 3996)  # the page with the schema
   Store(tmp / "store")
 
 
@@ -197,8 +200,8 @@ CASES = [
     lambda tmp: make_mesh(1000),
   ),
   (
-    "TMP/store is no episode store that SQLite can use (file is not a database): free disk space, restore the file from a copy, or move it away",
-    store_text,
+    "TMP/store is no episode store that SQLite can use (...): free disk space, restore the file from a copy, or move it away",
+    store_damaged,
   ),
   (
     "TMP/store is a store of another version of this program: choose another --config.name",

@@ -16,8 +16,15 @@ from safetensors.numpy import save_file
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.trainers import BpeTrainer
 
-FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
-FIELDS += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
+FIELDS = [
+  "vocab_size",
+  "hidden_size",
+  "intermediate_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "num_key_value_heads",
+  "tie_word_embeddings",
+]
 SIZES = {
   "grouped": (307, 48, 40, 3, 6, 2, True),
   "multihead": (131, 40, 56, 2, 4, 4, False),
@@ -32,13 +39,12 @@ CONFIG = {
   "architectures": ["Qwen2ForCausalLM"],
   "model_type": "qwen2",
   "hidden_act": "silu",
-}
-CONFIG |= {
   "max_position_embeddings": 32_768,
   "rms_norm_eps": 1e-6,
   "rope_theta": 1_000_000.0,
+  "sliding_window": 32_768,
+  "use_sliding_window": False,
 }
-CONFIG |= {"sliding_window": 32_768, "use_sliding_window": False}
 # The regular expression by which Qwen2's tokenizer splits a text into words, and the
 # special tokens after its other tokens.
 WORDS = (
@@ -63,8 +69,8 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
     "self_attn.o_proj": (D, N * H),
     "mlp.gate_proj": (F, D),
     "mlp.up_proj": (F, D),
+    "mlp.down_proj": (D, F),
   }
-  kernels |= {"mlp.down_proj": (D, F)}
   tables = {"model.embed_tokens": (V, D)} | ({} if tied else {"lm_head": (V, D)})
   plan = {"model.norm.weight": ((D,), 1.0, 0.5)}  # sizes, mean, half-width
   for prefix in (f"model.layers.{layer}." for layer in range(layers)):

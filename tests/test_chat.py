@@ -61,8 +61,9 @@ def connect(server, tmp_path, monkeypatch):
     "names": ("small", "large"),
     "prices": PRICES,
     "timeout_s": 5.0,
+    "base_urls": (server.url,),
+    "max_completion_tokens": 50,
   }
-  values |= {"base_urls": (server.url,), "max_completion_tokens": 50}
   with contextlib.ExitStack() as stack:
 
     def connecting(**settings):

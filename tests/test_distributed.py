@@ -20,10 +20,15 @@ from baar_jax.train.checkpoint import RouterFiles, load_router
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
-FLAGS = [f"--config.bopo.updates={UPDATES}", "--config.pretrain.epochs=0"]
-FLAGS += ["--config.baselines.rivals=()", "--config.evaluate.shares=(0.5,)"]
-# With its usual eps, Adam would amplify gradients that consist of rounding errors.
-FLAGS += ["--config.sft.adam_eps=0.01", "--config.bopo.adam_eps=0.01"]
+FLAGS = [
+  f"--config.bopo.updates={UPDATES}",
+  "--config.pretrain.epochs=0",
+  "--config.baselines.rivals=()",
+  "--config.evaluate.shares=(0.5,)",
+  # With its usual eps, Adam would amplify gradients that consist of rounding errors.
+  "--config.sft.adam_eps=0.01",
+  "--config.bopo.adam_eps=0.01",
+]
 
 
 def start_two(runs: Path, *flags: str, second=()) -> list[subprocess.Popen]:

@@ -24,8 +24,19 @@ from pydantic import ValidationError
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "main.py", *(ROOT / "baar_jax").rglob("*.py")]
 # Messages of these reach a user, or a client of the endpoint.
-SEEN = {"ValueError", "NotImplementedError", "Refusal", "EnvDied", "CapReached"}
-SEEN |= {"OSError", "Error", "WrongResult", "BudgetSpent", "NoAnswer", "refusal"}
+SEEN = {
+  "ValueError",
+  "NotImplementedError",
+  "Refusal",
+  "EnvDied",
+  "CapReached",
+  "OSError",
+  "Error",
+  "WrongResult",
+  "BudgetSpent",
+  "NoAnswer",
+  "refusal",
+}
 AREAS = sorted(path.stem for path in Path(__file__).parent.glob("errors_*.py"))
 TABLES = [importlib.import_module(name) for name in AREAS]
 CASES = [case for table in TABLES for case in table.CASES]

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
-from scipy.stats import norm, t
+from scipy.stats import t
 
 from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
 
 SMALL, LARGE = (1.0, 0.4), (5.0, 0.6)
+NAN = math.nan
 GRID = st.lists(
   st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12
 )
@@ -54,52 +55,89 @@ def test_an_area_equals_that_of_scipys_hull(points):
   assert area(points, (0.0, 0.0), (1.0, 1.0)) == pytest.approx(expected, abs=1e-6)
 
 
-NAN, TRAINED = math.nan, np.array([False] * 2 + [True] * 15)
-SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])[
-  :, None, None
-]  # of LARGE's episodes
+# The first two policies are the boundaries. The others are random mixes of them.
+SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])  # of LARGE's episodes
+TRAINED = np.arange(17) > 1
+# The default run, then configs/reproduce.py, with other effects: standard deviations
+# between trainings. At an effect of 0.05 three training seeds are too few: the coverage
+# is 0.92 to 0.93 (docs/evaluation.md), so the band is 0.91 to 0.97 there, and 0.93 to
+# 0.97 in the other settings.
+SETTINGS = pytest.mark.parametrize(
+  ("tasks", "seeds", "trials", "effect", "least"),
+  [
+    (60, 1, 2, 0.0, 0.93),
+    (60, 3, 1, 0.03, 0.93),
+    (100, 3, 1, 0.0, 0.93),
+    (100, 3, 1, 0.03, 0.93),
+    (100, 3, 1, 0.05, 0.91),
+  ],
+)
+RUNS = 2000
 
 
-def evaluate(rng, effect_R, tasks=60) -> tuple[np.ndarray, np.ndarray]:
-  """Draw costs and successes of the boundaries and of 15 policies that mix them.
+def play(rng, effect_R, tasks, trials) -> tuple[np.ndarray, np.ndarray]:
+  """Draw mean costs and successes of the policies per task and training seed.
 
-  A policy draws one of the boundaries per episode. Each training seed's success differs
-  by its effect.
+  A policy draws one of the boundaries per episode.
   """
   logit_N, gain_N = rng.normal(-0.4, 1.6, tasks), rng.gamma(1.2, 2.2, tasks)
-  usd_AxNx1 = np.exp(rng.normal([[0.0], [1.6]], 0.4, (2, tasks)))[..., None]
-  rate_AxNx1 = 1 / (1 + np.exp(-np.array([logit_N, logit_N + gain_N])))[..., None]
-  shape = len(SHARES), tasks, len(effect_R)
+  usd_AxN = np.exp(rng.normal([[1.6], [0.0]], 0.4, (2, tasks)))
+  rate_AxN = 1 / (1 + np.exp(-np.array([logit_N + gain_N, logit_N])))
+  shape = (trials, len(effect_R), tasks, 17)
   large = rng.random(shape) < SHARES
-  rate = (
-    np.where(large, rate_AxNx1[1], rate_AxNx1[0]) + TRAINED[:, None, None] * effect_R
-  )
-  return np.where(large, usd_AxNx1[1], usd_AxNx1[0]), (rng.random(shape) < rate).astype(
-    float
-  )
+  cost = np.where(large, *usd_AxN[..., None])
+  rate = np.where(large, *rate_AxN[..., None]) + effect_R[:, None, None] * TRAINED
+  return cost.mean(axis=0).T, (rng.random(shape) < rate).mean(axis=0).T
 
 
-@pytest.mark.parametrize(("runs", "effect"), [(2000, 0.0), (600, 0.03)])
-def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
-  """Dev chooses from 15 mixes, and test measures them. The first 1,000 runs have
-  intervals.
+def check(name: str, true: float, value_XxB: np.ndarray, least: float, bias: float):
+  """Compare the values of simulated runs, and their intervals, with the true value."""
+  value_X = value_XxB[:, 0]
+  bounds = [interval("x", value_B) for value_B in value_XxB]
+  covered = np.mean([x["x_low"] <= true <= x["x_high"] for x in bounds])
+  print(f"{name}: mean {value_X.mean():.4f}, coverage {covered:.3f}")
+  error = value_X.std() / math.sqrt(RUNS)
+  assert value_X.mean() == pytest.approx(true, abs=3 * error + bias)
+  assert least <= covered <= 0.97
+
+
+@SETTINGS
+def test_mixes_of_the_boundaries_have_an_area_of_a_half(
+  tasks, seeds, trials, effect, least
+):
+  """Dev chooses from 15 mixes on 60 tasks, and test measures them. Both play the same
+  trainings, so the choice favours lucky ones: by 0.01 at an effect of 0.05.
   """
-  rng, areas, covered = np.random.default_rng(0), [], []
-  for run in range(runs):
-    effect_R = rng.normal(0, effect, 3)
-    cost_P, score_P = (x.mean(axis=(1, 2)) for x in evaluate(rng, effect_R))
+  rng, draws = np.random.default_rng(0), draw(tasks, seeds, 500)
+  areas = []
+  for _ in range(RUNS):
+    effect_R = rng.normal(0, effect, seeds)
+    dev = play(rng, effect_R, 60, trials)
+    cost_P, score_P = (x.mean(axis=(1, 2)) for x in dev)
     ends = [(cost_P[end], score_P[end]) for end in (0, 1)]
     names = [0, *(2 + frontier.vertices(cost_P[2:], score_P[2:], *ends)), 1]
-    test = evaluate(rng, effect_R)
-    draws = draw(60, 3, 300 if run < 1000 else 0, run)
+    test = play(rng, effect_R, tasks, trials)
     cost_VxB, score_VxB = (means(x[names], TRAINED[names], draws) for x in test)
-    area_B = frontier.area_along(cost_VxB, score_VxB)
-    areas.append(area_B[0])
-    if run < 1000:
-      bounds = interval("area", area_B)
-      covered.append(bounds["area_low"] <= 0.5 <= bounds["area_high"])
-  assert np.mean(areas) == pytest.approx(0.5, abs=0.005)
-  assert 0.93 <= np.mean(covered) <= 0.97
+    areas.append(frontier.area_along(cost_VxB, score_VxB))
+  check("area", 0.5, np.array(areas), least, 0.2 * effect)
+
+
+@SETTINGS
+def test_paired_differences_are_covered(tasks, seeds, trials, effect, least):
+  """The trained policy gains 0.24 of 0.9 - rival and loses 0.08 of rival - 0.1 in the
+  mean: 0.4 * 0.24 - 0.4 * 0.08.
+  """
+  rng, shape = np.random.default_rng(0), (RUNS, tasks, 1, 1)
+  rival = 0.1 + 0.8 * rng.beta(0.5, 0.5, shape)
+  gain = rng.beta(0.6, 1.9, shape) * (0.9 - rival)
+  loss = rng.beta(0.2, 2.3, shape) * (rival - 0.1)
+  effect_R = rng.normal(0, effect, (RUNS, 1, seeds, 1))
+  rate = np.stack([rival + 0 * effect_R, rival + gain - loss + effect_R])
+  success = rng.random((*rate.shape[:-1], trials)) < rate
+  value_PxNxR = success.mean(axis=-1).reshape(-1, tasks, seeds)
+  trained_P = np.arange(2 * RUNS) >= RUNS
+  mean_PxB = means(value_PxNxR, trained_P, draw(tasks, seeds, 500))
+  check("difference", 0.064, mean_PxB[RUNS:] - mean_PxB[:RUNS], least, 0.0)
 
 
 def test_training_seeds_have_students_interval():
@@ -122,12 +160,7 @@ def test_training_seeds_have_students_interval():
   assert np.ptp(means(noise_PxNxR, trained[:1], draw(3, 3, 100))) == pytest.approx(0)
 
 
-def test_tasks_have_the_normal_interval_and_may_lack_a_seed():
-  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
-  value_B = means(value_N[None, :, None], np.array([True]), draw(400, 1, 8000))[0]
-  mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / 20
-  expected = [mean, mean - half, mean + half]
-  assert [*interval("x", value_B).values()] == pytest.approx(expected, abs=0.1 * half)
+def test_a_task_may_lack_a_seed():
   # Two tasks' means are 1 and 3; without the second seed's value of the first task, 2
   # and 3.
   lacking = np.array([[[2.0, NAN], [3.0, 3.0]]])

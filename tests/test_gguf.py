@@ -79,8 +79,10 @@ def write_gguf(directory, kind, **changes):
     "feed_forward_length": F,
     "block_count": layers,
     "head_count": N,
+    "head_count_kv": K,
+    "context_length": 64,
+    "rope_freq_base": 1e4,
   }
-  sizes |= {"head_count_kv": K, "context_length": 64, "rope_freq_base": 1e4}
   for name, number in (sizes | {"layer_norm_rms_eps": 1e-6}).items():
     getattr(writer, f"add_{name}")(number)
   original = dict(hf.tensors(SHAPE))

@@ -205,9 +205,14 @@ def test_one_episode_has_its_order_of_events(tape):
     for call in step.calls
   ]
   assert calls == [("act", Usage(1000, 0, 100), usd) for usd in (*USD, SMALL_USD)]
-  messages = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
-  messages += [("assistant", "Thought: now.\n\nAction: go 0"), ("user", "seen 1")]
-  messages += [("assistant", "I would rather not."), ("user", NO_ACTION)]
+  messages = [
+    ("system", "Act."),
+    ("user", "Task: Do t1.\n\nseen 0"),
+    ("assistant", "Thought: now.\n\nAction: go 0"),
+    ("user", "seen 1"),
+    ("assistant", "I would rather not."),
+    ("user", NO_ACTION),
+  ]
   shown = [
     [(message["role"], message["content"]) for message in each] for each in pair.shown
   ]
@@ -367,8 +372,7 @@ def raises(error, call, times=9):
 
 DIED, NO_ANSWER = EnvDied("the process was killed"), NoAnswer("no content (6 attempts)")
 ENDS = [(call, 2, {}, "done", 3) for call in ("step go 1", "reset t1", "score")]
-ENDS += [("step go 1", 3, {}, DIED, 3)]
-ENDS += [("", 0, {1: NO_ANSWER}, NO_ANSWER, 1)]
+ENDS += [("step go 1", 3, {}, DIED, 3), ("", 0, {1: NO_ANSWER}, NO_ANSWER, 1)]
 
 
 @pytest.mark.parametrize("call, times, texts, end, tries", ENDS)

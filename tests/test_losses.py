@@ -141,15 +141,13 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
       (level, [[0], [0]], (1, -2), (0, 0), [[0], [0]])
       for level in (TRAJECTORY, DECISION)
     ),
-    # With one clip: ratio 2 is clipped only for adv > 0, ratio 0.5 only for adv < 0.
+    # One clip: the other end is free. The case of two clips has the other signs.
     *(
       (level | clip, [[2.0], [0.5]], adv, gain, slope)
       for level in (TRAJECTORY, DECISION)
       for clip, adv, gain, slope in (
         ({"clip_low": 0.2}, (1, -1), (2.0, -0.8), [[2.0], [0]]),
-        ({"clip_low": 0.2}, (-1, 1), (-2.0, 0.5), [[-2.0], [0.5]]),
         ({"clip_high": 0.28}, (1, -1), (1.28, -0.5), [[0], [-0.5]]),
-        ({"clip_high": 0.28}, (-1, 1), (-2.0, 0.5), [[-2.0], [0.5]]),
       )
     ),
   ],

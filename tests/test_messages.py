@@ -39,8 +39,13 @@ def say(role, content=None, **fields):
 user, assistant, tool = (
   functools.partial(say, role) for role in ("user", "assistant", "tool")
 )
-CALLING = [user("Fix"), assistant("A look.", tool_calls=[LOOK, WAIT])]
-CALLING += [tool("a"), tool("b"), user("c")]
+CALLING = [
+  user("Fix"),
+  assistant("A look.", tool_calls=[LOOK, WAIT]),
+  tool("a"),
+  tool("b"),
+  user("c"),
+]
 IN_A_ROW = [
   user("Fix"),
   assistant("1"),

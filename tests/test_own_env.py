@@ -86,8 +86,8 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
   wrong |= {
     "step": ["None", "'ab'", "('a', None)", "('a', False, 1)"],
     "mistake": ["None", "7"],
+    "score": ["None", "float('nan')", "-0.1", "1.5", "'1'"],
   }
-  wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}
   for method, result in [(name, result) for name in wrong for result in wrong[name]]:
     with pytest.raises(
       ValueError, match=f"^Odd.{method}.* gave .*, but must give .*"

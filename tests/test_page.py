@@ -174,8 +174,16 @@ def test_a_run_without_a_gap_has_no_headline(tmp_path):
   ).exists()  # nothing else has been played
 
 
-WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]
-WRONG += [{"stage": "../../x", "update": 1}, {"stage": "sft", "ablation": "$\\x$"}]
+WRONG = [
+  {"update": 1},
+  [1],
+  None,
+  "x",
+  {"stage": "sft", "update": "x"},
+  {"stage": [1]},
+  {"stage": "../../x", "update": 1},
+  {"stage": "sft", "ablation": "$\\x$"},
+]
 FILES = [("metrics.jsonl", json.dumps(line)) for line in WRONG]
 FILES += [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")]
 

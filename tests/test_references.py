@@ -49,8 +49,14 @@ def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
   names = ["stratified(samples=3)", "exploration-all(samples=3,steps=2,repeats=1)"]
   names.append("exploration(steps=2,repeats=1)")
   assert [policy.spec.key for policy in policies] == names
-  expected = ["stratified samples", *jobs, "samples of other tasks", *explored]
-  expected += ["samples of hard tasks", *together]
+  expected = [
+    "stratified samples",
+    *jobs,
+    "samples of other tasks",
+    *explored,
+    "samples of hard tasks",
+    *together,
+  ]
   assert events == ["profile", *expected]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.

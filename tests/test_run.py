@@ -14,7 +14,7 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import plan
-from baar_jax.store import Store, read_config
+from baar_jax.store import read_config
 
 
 @pytest.fixture
@@ -91,6 +91,13 @@ TEXTS = [
   "{",
   "\x00",
   "[" * 100_000,
+<<<<<<< HEAD
+=======
+  '{"distributed": {"processes": null}}',
+  '{"bopo": {"field_of_another_version": 1}}',
+  '{"env": {"options": 3}}',
+  '{"env": 3}',
+>>>>>>> 72f4dabdd28379dd4562ffce125e845441226e6c
 ]
 CHANGES = [{"models": {"field_of_another_version": 1}}, {"env": {"options": 3}}]
 CHANGES += [{"env": 3}, {"bopo": 3}, {"bopo": {}}, {"distributed": {"processes": None}}]
@@ -99,13 +106,10 @@ CHANGES += [{"env": 3}, {"bopo": 3}, {"bopo": {}}, {"distributed": {"processes":
 def test_a_run_with_an_empty_store_is_refused(config):
   """A fresh store would forget the spent dollars, so the cap would begin again."""
   store = used_directory(config) / "episodes.sqlite"
-  (store.parent / "checkpoints" / "sft").mkdir(parents=True)
   store.write_bytes(b"")
   with pytest.raises(ValueError, match="sqlite is missing or empty"):
     plan.main(config, ["profile"])
   assert "sqlite is missing or empty" in refused(config)
-  Store(store).close()
-  assert "has checkpoints, and its store has no tasks" in refused(config)
 
 
 def test_an_unreadable_config_and_a_missing_store_are_one_line(config):

@@ -132,8 +132,9 @@ def atif(**changes):
     "schema_version": "ATIF-v1.4",
     "session_id": "b",
     "agent": {"model_name": "large"},
+    "steps": [*steps, act, done],
+    "final_metrics": totals,
   }
-  record |= {"steps": [*steps, act, done], "final_metrics": totals}
   return record | {"extra": {"score": 0.5, "task": "door"}} | changes
 
 

@@ -28,9 +28,11 @@ KEY = "sk-hostile-0123456789abcdef"
 
 def arguments(runs, server, stage="all", **settings) -> list[str]:
   """Write the arguments of a command; a setting has __ in place of a dot."""
-  values = {"env__max_steps": TASKS["max_steps"], "models__kind": "chat"}
-  values |= {"models__names": "('small','large')", "models__max_completion_tokens": 60}
-  values |= {
+  values = {
+    "env__max_steps": TASKS["max_steps"],
+    "models__kind": "chat",
+    "models__names": "('small','large')",
+    "models__max_completion_tokens": 60,
     "models__prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
     "models__timeout_s": 10.0,
   }
@@ -77,8 +79,12 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
   fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6)
-  settings = {"models__key_variables": "('HOSTILE_KEY',)", "models__timeout_s": 0.4}
-  settings |= {"profile__trials": 9, "evaluate__usd_budgets": budgets}
+  settings = {
+    "models__key_variables": "('HOSTILE_KEY',)",
+    "models__timeout_s": 0.4,
+    "profile__trials": 9,
+    "evaluate__usd_budgets": budgets,
+  }
   with server.running():
     while code := run(tmp_path, server, **settings):
       lines.append(capsys.readouterr().err.splitlines()[-1])

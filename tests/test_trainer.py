@@ -78,8 +78,10 @@ def assert_arrays(batch, **expected):
 def test_a_batch_of_transcripts_by_hand():
   """The second episode has two windows; its history is cut before the last step."""
   transcripts = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
-  windows = [[Window([11, 12, 13, 14], [1, 3], 0)]]
-  windows += [[Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)]]
+  windows = [
+    [Window([11, 12, 13, 14], [1, 3], 0)],
+    [Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)],
+  ]
   assert_arrays(
     make_batch(transcripts, windows, ACTED, SHAPE),
     tokens_RxT=[[11, 12, 13, 14, 0, 0], [21, 22, 23, 0, 0, 0], [31, 32, 0, 0, 0, 0]],

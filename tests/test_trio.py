@@ -173,8 +173,10 @@ def test_two_of_the_three_models_err_as_among_all_three(setting, make_task, tmp_
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
   rivals = "'zero-shot','cascade','single-turn','cache-sticky','one-escalation'"
-  flags = [f"--config.baselines.rivals=({rivals},'stage-rule')"]
-  flags += ["--config.evaluate.shares=(0.4,)"]
+  flags = [
+    f"--config.baselines.rivals=({rivals},'stage-rule')",
+    "--config.evaluate.shares=(0.4,)",
+  ]
   finish(start(tmp_path, *flags, config="sandbox.py:trio"))
   expected = {"always(rank=2)", "stage-rule(patience=3)"}
   expected |= {

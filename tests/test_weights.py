@@ -129,7 +129,6 @@ def refusal(directory: Path) -> str:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
-BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE = "DIR/model.safetensors"
 CONFIG = "DIR/config.json"
 
@@ -147,8 +146,7 @@ def test_an_unsuitable_tensor_is_refused(tmp_path):
       np.zeros([40, 48], "i1"),
       f"{WHOLE}: tensor {UP} is I8 [40, 48], {expected} [40, 48]",
     ),
-    (UP, np.zeros([48, 40], "f4"), f"tensor {UP} is F32 [48, 40], {expected} [40, 48]"),
-    (BIAS, np.zeros([2, 10], "f4"), f"tensor {BIAS} is F32 [2, 10], {expected} [20]"),
+    # tests/errors_router.py has a wrong shape.
   ]:
     set_tensor(hf.write(tmp_path, SHAPE), name, array)
     assert line in refusal(tmp_path)
@@ -160,22 +158,21 @@ def test_an_unsuitable_config_is_refused(tmp_path):
     ("rope_theta", float("nan")),
     ("rms_norm_eps", float("inf")),
     ("head_dim", 9),
-  ]
-  wrong += [
     ("num_hidden_layers", 10**6),
     ("num_key_value_heads", 0),
+    ("use_sliding_window", True),
+    ("rope_scaling", {"type": "yarn"}),
+    ("quantization_config", {"bits": 4}),
   ]
-  wrong += [("use_sliding_window", True), ("rope_scaling", {"type": "yarn"})]
-  wrong += [("quantization_config", {"bits": 4})]
   rows = [
     ({name: value}, f"{CONFIG} has an unsupported {name} (") for name, value in wrong
   ]
-  rows += [({"num_attention_heads": 0}, f"Cannot read {CONFIG} (")]
   rows += [
+    ({"num_attention_heads": 0}, f"Cannot read {CONFIG} ("),
     (
       {"rope_parameters": {"rope_type": "yarn"}},
       "rope_type (Input should be 'default')",
-    )
+    ),
   ]
   for changes, line in rows:
     set_fields(hf.write(tmp_path, SHAPE), changes)

@@ -117,8 +117,6 @@ def flags(runs) -> list[str]:
     "runs": runs,
     "pretrain.batch_episodes": 16,
     "evaluate.thresholds": (),
-  }
-  values |= {
     "value.updates": 20,
     "value.heads": 2,
     "value.value_width": 8,
