@@ -119,25 +119,6 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   return table
 
 
-def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute the area under a line through policies, in each resample.
-
-  Args:
-    data: the evaluation.
-    policies: keys of the policies on the line between the boundaries, in the line's
-      order.
-    metric: one of METRICS.
-
-  Returns:
-    area_B; NaN in resamples in which always-LARGE does not cost more and score more
-      than always-SMALL.
-  """
-  small, large = BOUNDARY_KEYS
-  names = [small, *policies, large]
-  cost_VxB = data.resampled["cost_usd"].loc[names]
-  return frontier.area_along(cost_VxB, data.resampled[metric].loc[names])
-
-
 def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataFrame:
   """Compute the area of each family, and the first family's gain over each.
 
@@ -159,7 +140,9 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
     if (family, metric) not in choice.vertices:
       continue
     policies = choice.vertices[family, metric]
-    area_B = resample_area(data, policies, metric)
+    line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
+    cost_VxB = data.resampled["cost_usd"].loc[line]
+    area_B = frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
     gain_B = first_B.get(metric, np.nan) - area_B
     if family == families[0]:
       first_B[metric] = area_B
