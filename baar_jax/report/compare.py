@@ -5,7 +5,6 @@ data), P policies, N tasks, K caps.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from baar_jax.report.table import (
   METRICS,
   Evaluation,
   ExactFrontier,
-  Facts,
   Forecast,
 )
 from baar_jax.rollout.optimum import Exact, has_optimum
@@ -33,7 +31,6 @@ from baar_jax.train.jobs import BOUNDARY_KEYS
 
 # Name of the file in a run's directory that the stage forecast writes.
 FORECAST = "forecast.csv"
-PAPER = Path(__file__).with_name("paper.json")
 AREA_COLUMNS = [
   "family",
   "metric",
@@ -119,25 +116,6 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   return table
 
 
-def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute the area under a line through policies, in each resample.
-
-  Args:
-    data: the evaluation.
-    policies: keys of the policies on the line between the boundaries, in the line's
-      order.
-    metric: one of METRICS.
-
-  Returns:
-    area_B; NaN in resamples in which always-LARGE does not cost more and score more
-      than always-SMALL.
-  """
-  small, large = BOUNDARY_KEYS
-  names = [small, *policies, large]
-  cost_VxB = data.resampled["cost_usd"].loc[names]
-  return frontier.area_along(cost_VxB, data.resampled[metric].loc[names])
-
-
 def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataFrame:
   """Compute the area of each family, and the first family's gain over each.
 
@@ -159,7 +137,9 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
     if (family, metric) not in choice.vertices:
       continue
     policies = choice.vertices[family, metric]
-    area_B = resample_area(data, policies, metric)
+    line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
+    cost_VxB = data.resampled["cost_usd"].loc[line]
+    area_B = frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
     gain_B = first_B.get(metric, np.nan) - area_B
     if family == families[0]:
       first_B[metric] = area_B
@@ -324,35 +304,6 @@ def budget_name(calls: float | None, usd: float | None) -> str:
   if pd.notna(calls):
     return f"K = {calls:g}"
   return f"${usd:g}" if pd.notna(usd) else "no cap"
-
-
-def beside_paper(
-  run: Facts, table: pd.DataFrame, hard_budget: pd.DataFrame
-) -> pd.DataFrame:
-  """Return the paper's results beside those of this run, as texts.
-
-  A result is the SR, and in brackets the share of K that was used. Policies and
-  environments without a result in the paper are left out.
-
-  Args:
-    run: the facts about the run.
-    table: the rows of `tabulate_policies`.
-    hard_budget: the rows of `hard_budgets`.
-  """
-  ours = {}
-  for family in BOUNDARY_KEYS:
-    ours["", family] = f"{table[run.sr][family]:.1f}"
-  for row in hard_budget.to_dict("records"):
-    ours[str(row["K"]), row["family"]] = (
-      f"{row[run.sr]:.1f} ({100 * row['use_share']:.0f} %)"
-    )
-  rows = []
-  published = json.loads(PAPER.read_text(encoding="utf-8"))
-  for K, group in published.get(run.environment, {}).items():
-    for family, paper in group.items():
-      if (K, family) in ours:
-        rows.append((family, K, paper, ours[K, family]))
-  return pd.DataFrame(rows, columns=["family", "K", "paper", "ours"])
 
 
 def exact_frontier(config: Config) -> ExactFrontier | None:

@@ -90,18 +90,16 @@ def compute_results(
   if config.models.kind == "chat":
     # The judge's calls are recorded under the index after the last model's.
     spent = read_spent(directory, models + 1)
-  hard_budget = compare.hard_budgets(data, table, choice)
   policy = choice.typical.get(choice.main, BOUNDARY_KEYS[0])
   test_keys = [key for key in sorted(store.keys(policy)) if key[0] in data.tasks]
-  run = _list_facts(config, data, choice.main, train_tasks)
   return Results(
     config=config,
-    run=run,
+    run=_list_facts(config, data, choice.main, train_tasks),
     dev=choice.dev,
     policies=table,
     frontiers=compare.areas(data, choice, [*dict.fromkeys([choice.main, *rivals])]),
     ablations=compare.areas(data, choice, ablations),
-    hard_budget=hard_budget,
+    hard_budget=compare.hard_budgets(data, table, choice),
     by_difficulty=compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     latency=compare.latency(data, choice.typical),
     robustness=measure_robustness(store, config),
@@ -111,7 +109,6 @@ def compute_results(
     exact=compare.exact_frontier(config),
     episodes=store.episodes(policy, test_keys[:EPISODES]),
     styles=styles,
-    paper=compare.beside_paper(run, table, hard_budget),
   )
 
 

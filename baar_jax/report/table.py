@@ -113,7 +113,6 @@ class Results:
     ledger: US dollars of the run, by what they were for.
     exact: the sandbox's exact frontier; None without one.
     episodes: some test episodes of the main family's typical policy (see `Choice`).
-    paper: the paper's figures beside this run's.
     styles: the look of each family.
   """
 
@@ -132,7 +131,6 @@ class Results:
   ledger: dict[str, float]
   exact: ExactFrontier | None
   episodes: list[Episode]
-  paper: pd.DataFrame
   styles: Mapping[str, Style]
 
   def label(self, family: str) -> str:

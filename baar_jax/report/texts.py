@@ -54,9 +54,6 @@ NOTES = {
     "Use% is the mean number of LARGE calls divided by K. A row is the family's best "
     "policy on dev."
   ),
-  "paper": (
-    "SR, and in brackets Use%. The paper's models, router and tasks are others."
-  ),
   "scripted": (
     "Scripted models are programs with stated error rates in the real environment. "
     "Costs are the list prices of the texts that they exchange. No model was called. "
@@ -169,8 +166,6 @@ COLUMNS |= columns(
   "g",
   policies="Points",
   label="Policy",
-  paper="The paper",
-  ours="This run",
   cost_usd="Cost, $",
   deciding_usd="Router cost, $",
 )

@@ -4,7 +4,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,21 +25,6 @@ TINY = 1e-12  # added to probabilities to keep their logarithms finite
 ARGMAX = 0.5  # the threshold of p(LARGE) that picks the most probable model
 
 
-class Rule(Protocol):
-  """A way to pick a model, given the router's probability of each model."""
-
-  def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Pick the model of an episode's next step.
-
-    Args:
-      p_A: the router's probability of each model.
-      live: the episode.
-
-    Returns:
-      The index of the model.
-    """
-
-
 @dataclasses.dataclass
 class Sample:
   """Pick a model at random with the router's probabilities, as training does.
@@ -54,7 +39,12 @@ class Sample:
   key: str
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Draw a model at random, each with its probability in p_A; see `Rule.pick`."""
+    """Draw the model of an episode's next step.
+
+    Args:
+      p_A: the router's probability of each model.
+      live: the episode.
+    """
     decision = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
     draw = random.Random(f"{self.key}|{decision}").random()
     model = int(np.searchsorted(np.cumsum(p_A), draw, side="right"))
@@ -80,7 +70,7 @@ class Threshold:
   usd_A: Sequence[float] = ()
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Pick a model by the threshold; see `Rule.pick`."""
+    """Pick a model by the threshold; the arguments are those of `Sample.pick`."""
     if len(p_A) == 2:
       return int(p_A[1] >= self.value)
     value = np.clip(self.value, TINY, 1 - TINY)
@@ -124,7 +114,7 @@ class RouterPolicy(Policy):
     self,
     spec: PolicySpec,
     reader: Reader | StateReader,
-    rule: Rule,
+    rule: Sample | Threshold,
   ):
     """Make a policy that decides by what a reader computes.
 

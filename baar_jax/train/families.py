@@ -18,7 +18,6 @@ from baar_jax.config import (
   compared_lam,
   require,
 )
-from baar_jax.episode import Episode
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
 from baar_jax.rollout.loop import Pair
@@ -29,7 +28,6 @@ from baar_jax.router import rivals
 from baar_jax.router.policy import (
   ConditionedPolicy,
   RouterPolicy,
-  Rule,
   Sample,
   Situation,
   Threshold,
@@ -143,12 +141,6 @@ class Loader:
       self._loaded = Loaded(family, lam, model)
     return self._loaded
 
-  def open_trunk(self) -> Reader:
-    """Open the reader of the value heads' frozen trunk: the router before SFT."""
-    view = self.files.open_trunk_view()
-    model = self.load(CONDITIONED).model
-    return Reader(model, view, None, self.rows, self.files.mesh)
-
   def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
     """Return a router's probabilities p_NxA at stored training decisions.
 
@@ -228,7 +220,7 @@ def check_baselines(config: Config) -> None:
   names = sorted(name for name, family in FAMILIES.items() if family.is_rival)
   are_rivals = {*names}.issuperset(baselines.rivals)
   require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
-  valued = {jobs.STICKY, jobs.ESCALATION}.intersection(baselines.rivals)
+  valued = {"cache-sticky", "one-escalation"}.intersection(baselines.rivals)
   has_heads = config.value.updates > 0 or not valued
   require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
   for name in baselines.ablations:
@@ -269,7 +261,11 @@ def _build_conditioned(
   settings = files.config.value
   heads, vocabulary = load_heads(files)
   values = Values(heads, settings.cost_weights, files.billing, pick)
-  trunk = loader.open_trunk() if "hidden" in settings.inputs else None
+  trunk = None
+  if "hidden" in settings.inputs:
+    view = files.open_trunk_view()
+    model = loader.load(CONDITIONED).model
+    trunk = Reader(model, view, None, loader.rows, files.mesh)
   reader = StateReader(settings.inputs, vocabulary, loader.rows, trunk)
   return ConditionedPolicy(spec, reader, values)
 
@@ -296,7 +292,9 @@ def _build_router(
   return policy(spec, reader, rule)
 
 
-def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> Rule:
+def _make_rule(
+  spec: PolicySpec, loader: Loader, loaded: Loaded, view: View
+) -> Sample | Threshold:
   """Make the rule by which a trained router decides.
 
   A policy of rollouts samples from the probabilities. Other policies compare p(LARGE)
@@ -312,22 +310,6 @@ def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> 
   p_NxA = loader.predict_stored(loaded, view)
   switch_N = Threshold(usd_A=usd_A).switch_thresholds(p_NxA)
   return Threshold(float(np.quantile(switch_N, 1.0 - spec.share)), usd_A)
-
-
-def _train_rival(
-  name: str,
-  learn: Callable[[Training], tuple[losses.Method, list[Episode]]],
-  training: Training,
-) -> None:
-  """Train a rival that learns from stored episodes.
-
-  Args:
-    name: the family of the rival.
-    learn: a function that returns the method, and the episodes to learn from.
-    training: the training.
-  """
-  method, episodes = learn(training)
-  fit_rival(training, name, method, episodes)
 
 
 def _train_ablation(name: str, training: Training) -> None:
@@ -430,7 +412,7 @@ FAMILIES = {
     stage="value",
     train=fit_values,
   ),
-  jobs.STICKY: Family(
+  "cache-sticky": Family(
     "cache-sticky rule",
     "#d0902f",
     ">",
@@ -438,7 +420,7 @@ FAMILIES = {
     build=functools.partial(_build_conditioned, pick=rivals.stay_warm),
     is_rival=True,
   ),
-  jobs.ESCALATION: Family(
+  "one-escalation": Family(
     "one escalation",
     "#5a9e3d",
     "d",
@@ -480,7 +462,7 @@ FAMILIES = {
     listing.list_classifier,
     build=functools.partial(_build_router, policy=rivals.CascadePolicy),
     stage="baselines",
-    train=functools.partial(_train_rival, "cascade", learn_scorer),
+    train=functools.partial(fit_rival, "cascade", learn_scorer),
     is_rival=True,
   ),
   "single-turn": Family(
@@ -490,7 +472,7 @@ FAMILIES = {
     listing.list_classifier,
     build=_build_router,
     stage="baselines",
-    train=functools.partial(_train_rival, "single-turn", learn_winners),
+    train=functools.partial(fit_rival, "single-turn", learn_winners),
     list_jobs=listing.list_single_turn,
     is_rival=True,
   ),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -128,7 +128,9 @@ def fit_sft(training: Training) -> None:
 
 
 def fit_rival(
-  training: Training, name: str, method: Method, episodes: Sequence[Episode]
+  name: str,
+  learn: Callable[[Training], tuple[Method, list[Episode]]],
+  training: Training,
 ) -> None:
   """Train the router of a rival on stored episodes.
 
@@ -136,11 +138,12 @@ def fit_rival(
   `baselines.updates`. The dev loss is measured on the episodes of dev tasks.
 
   Args:
-    training: the training.
     name: the family of the rival.
-    method: the method that trains the router.
-    episodes: the episodes of training and dev tasks.
+    learn: a function that returns the method, and the episodes of training and dev
+      tasks.
+    training: the training.
   """
+  method, episodes = learn(training)
   config = training.config
   settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
   dev_ids = {task.id for task in training.store.tasks("dev")}
@@ -287,7 +290,9 @@ class RateSearch:
         progress.updates = update
         last = update == total
         if last or (self.dev_batches and update % self.settings.check_every == 0):
-          loss = self._compute_dev_loss(trainer, metrics)
+          loss = metrics["loss"]
+          if self.dev_batches:
+            loss = trainer.loss(self.dev_batches)
           metrics["dev_loss"] = loss
           if loss < progress.dev_loss:
             progress.dev_loss = loss
@@ -321,7 +326,3 @@ class RateSearch:
     optimizer = sft_optimizer(self.settings, rate)
     mesh = self.training.mesh
     return Trainer(model, self.method.loss, optimizer, ids, mesh, router.dtype)
-
-  def _compute_dev_loss(self, trainer: Trainer, metrics: Mapping[str, float]) -> float:
-    """Return the dev loss; without dev episodes, the training loss of the update."""
-    return trainer.loss(self.dev_batches) if self.dev_batches else metrics["loss"]

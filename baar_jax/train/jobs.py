@@ -24,9 +24,6 @@ BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 # The family of always-LARGE under a cap: LARGE acts until the cap is spent, then SMALL.
 FIRST_LARGE = "first-large"
 CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
-# Two rivals that decide by the value heads.
-STICKY = "cache-sticky"
-ESCALATION = "one-escalation"
 # The labels of the families in this file, for readers.
 LABELS = {
   ALWAYS_SMALL.family: "always-SMALL",
