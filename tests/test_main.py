@@ -20,13 +20,8 @@ WRONG = {
   "--config.models.key_variables=('sk-secret',": "key_variables has a value that cannot be read",
   "--config.models=sk-secret": "config.models has a value that cannot be read",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
-<<<<<<< HEAD
   "--config.value.prices=0.5": f"Field prices not found ... {FIELDS}",
   "--config.serve.cache_ttl_s=60": f"Field cache_ttl_s not found ... {FIELDS}",
-=======
-  "--config.serve.route_by_cache=True": "Field route_by_cache not found ... leave it out",
-  "--config.serve.cache_ttl_s=60": "Field cache_ttl_s not found ... leave it out",
->>>>>>> 72f4dabdd28379dd4562ffce125e845441226e6c
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
   f"{APPWORLD} --config.env.options.data=/x --config.dry_run": "no data in /x: set --",
@@ -41,11 +36,7 @@ BODIES = {
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "return Config(value=ValueConfig(prices=(0,)))": "file.py:other: ValueConfig.prices: Unexpected keyword argument",
-<<<<<<< HEAD
   "c = Config(); c.sft.update = 5; return c": f"Field update not found on dataclass SFTConfig; {FIELDS}",
-=======
-  "return Config(serve=ServeConfig(cache_ttl_s=60))": "ServeConfig.cache_ttl_s: Unexpected keyword argument; leave it out",
->>>>>>> 72f4dabdd28379dd4562ffce125e845441226e6c
   "raise KeyboardInterrupt": "file.py:other (KeyboardInterrupt): correct",
   "raise SystemExit(0)": "file.py:other (SystemExit: 0): correct",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",

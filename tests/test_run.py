@@ -91,13 +91,6 @@ TEXTS = [
   "{",
   "\x00",
   "[" * 100_000,
-<<<<<<< HEAD
-=======
-  '{"distributed": {"processes": null}}',
-  '{"bopo": {"field_of_another_version": 1}}',
-  '{"env": {"options": 3}}',
-  '{"env": 3}',
->>>>>>> 72f4dabdd28379dd4562ffce125e845441226e6c
 ]
 CHANGES = [{"models": {"field_of_another_version": 1}}, {"env": {"options": 3}}]
 CHANGES += [{"env": 3}, {"bopo": 3}, {"bopo": {}}, {"distributed": {"processes": None}}]

@@ -250,11 +250,7 @@ def test_a_run_of_version_3_continues(older):
   assert read_config(older) == config
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("version", [2, VERSION + 1])
-=======
-@pytest.mark.parametrize("version", [0, 1, VERSION + 1])
->>>>>>> 72f4dabdd28379dd4562ffce125e845441226e6c
 def test_a_store_of_another_version_is_refused_and_stays(store, path, version):
   store.close()
   damage(path, f"PRAGMA user_version = {version}")
