@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-# The value of env.kind for a served run, whose episodes come from clients.
-SERVED = "served"
-# The rival whose judge, the model of `baselines.judge`, is asked at every step.
-ZERO_SHOT = "zero-shot"
+SERVED = "served"  # The env.kind of a run whose episodes come from clients.
+ZERO_SHOT = "zero-shot"  # The rival that asks its judge at every step.
 # BoPO's ablations by name: the field that switches off a part, and its value.
 ABLATIONS = {
   "no-stratified": ("references.clone_large", True),
@@ -18,12 +16,9 @@ ABLATIONS = {
 }
 # Largest number of tokens that each router.view adds to a step's texts.
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}
-# Most rollout batches of the rival "vanilla", as a multiple of BoPO's number.
-VANILLA_BATCHES = 3
-# Number of seeds reserved for each purpose of an episode; see rollout/specs.py.
-SEEDS = 1000
-# Number of seeds that are reserved for the rollouts of one training seed.
-ROLLOUT_RANGE = 1_000_000
+VANILLA_BATCHES = 3  # Most rollout batches of vanilla RL, for each of BoPO's.
+SEEDS = 1000  # Seeds that each purpose of an episode has; see rollout/specs.py.
+ROLLOUT_RANGE = 1_000_000  # Seeds for the rollouts of one training seed.
 # Largest cost weight for which value heads are trained; see router/head.py.
 MAX_COST_WEIGHT = 2.0
 CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
@@ -597,7 +592,6 @@ class ServeConfig:
     idle_s: Seconds after its last call after which a conversation is over.
     report_s: Seconds after which a decision without a report counts at its worst case.
     outcome: Command that gets a session's name and prints its score; "" runs none.
-    outcome_s: Seconds that this command may take.
     keys: TOML file of clients' keys; docs/serving_reference.md has its form.
     key_variable: Name of the environment variable with the clients' key; "" is no key.
     max_sessions: Number of sessions for which the router's KV cache has room.
@@ -620,7 +614,6 @@ class ServeConfig:
   idle_s: float = positive(21_600.0)
   report_s: float = positive(600.0)
   outcome: str = ""
-  outcome_s: float = positive(600.0)
   keys: str = ""
   key_variable: str = Field("", pattern=VARIABLE)
   max_sessions: int = positive(256, 10**5)

@@ -1,4 +1,7 @@
-"""Record the calls of API models in the run's SQLite files, with costs and replies."""
+"""Record the calls of API models in the run's SQLite files, with costs and replies.
+
+The records of clients' conversations are here, too; serve/sessions.py keeps them.
+"""
 
 import collections
 import contextlib
@@ -10,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.episode import Reply
+from baar_jax.episode import Reply, Step
 from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
 REPLY_ROW = TypeAdapter(Reply)
@@ -24,6 +27,75 @@ CREATE TABLE IF NOT EXISTS calls (
   problem TEXT);
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
 """
+
+
+@dataclasses.dataclass
+class Cache:
+  """The beginning of a conversation's prompts that a model may have in its cache.
+
+  Attributes:
+    messages: the number of messages in this prefix.
+    digest: a hash of the prefix; see `hash_prefix`.
+    tokens: the prompt tokens of the prefix, as billed.
+    at_s: when the model read the prefix, in seconds since 1970.
+  """
+
+  messages: int
+  digest: str
+  tokens: int
+  at_s: float
+
+
+@dataclasses.dataclass
+class Record:
+  """A step of a conversation, as it is stored.
+
+  Attributes:
+    place: the number of replies in the call's history.
+    cache: what the call left in its model's prompt cache; None if that is unknown.
+    switch_usd: the dollars that a prompt cache would have saved if the model had not
+      changed before this step.
+    atoms: hashes of the reply; see `hash_turn`.
+    size: the number of characters of the call.
+    has_tools: whether the call offered tools.
+  """
+
+  step: Step
+  place: int
+  cache: Cache | None
+  switch_usd: float
+  atoms: list[str]
+  size: int
+  has_tools: bool
+
+
+RECORD = TypeAdapter(Record)
+
+
+@dataclasses.dataclass
+class State:
+  """What a conversation keeps from its first call on.
+
+  Attributes:
+    rule: the policy that decides, a key of `Exchange.deciders`.
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+    policy: the policy key that the episode is stored under.
+    task_id: the task's name; without one from the client, a hash of its text.
+    description: the task's text; "" unless texts are recorded.
+    opening: a hash of the task's text.
+    began_s: when the first call came, in seconds since 1970.
+  """
+
+  rule: str
+  cost_weight: float | None
+  policy: str
+  task_id: str
+  description: str
+  opening: str
+  began_s: float
+
+
+STATE = TypeAdapter(State)
 
 
 @dataclasses.dataclass(frozen=True)

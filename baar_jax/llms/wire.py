@@ -10,7 +10,7 @@ import os
 import random
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -121,7 +121,7 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   return result
 
 
-class Complaint(TypedDict):
+class Complaint(NamedTuple):
   """The error in the body of a provider's HTTP error; a missing field is ""."""
 
   message: str
@@ -399,8 +399,8 @@ def read_refusal(
     retry_after: the value of the header Retry-After; "" if the header is missing.
     key: the key for the endpoint.
   """
-  message = error["message"] or body
-  code = error["code"]
+  message = error.message or body
+  code = error.code
   is_too_long = status < 500 and "context length" in message.lower()
   hopeless = is_too_long or code in HOPELESS
   may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
@@ -426,7 +426,7 @@ def read_refusal(
     wait_s=wait_s,
     status=status,
     message=complaint * is_shown,
-    type=clean(error["type"], key),
+    type=clean(error.type, key),
     code=clean(code, key),
   )
 

@@ -411,8 +411,8 @@ class App(Starlette):
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:
     """Find the client's session in the path. Raises Refusal if there is none."""
-    name = request.path_params["id"]
-    purse = self.exchange.sessions.find_purse(key.client, name)
+    id_ = request.path_params["id"]
+    purse = self.exchange.sessions.find_purse(key.client, id_)
     if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
     return purse

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
+from baar_jax.llms.calls import State
 from baar_jax.llms.wire import WireForm
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -21,7 +22,7 @@ from baar_jax.serve.request import (
   read_history,
 )
 from baar_jax.serve.routed import ClientCall
-from baar_jax.serve.sessions import Conversation, Purse, Sessions, State
+from baar_jax.serve.sessions import Conversation, Purse, Sessions
 from baar_jax.train.jobs import cap_spec
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
@@ -105,25 +106,26 @@ class Desk:
       if is_repeated:
         conversation = None
     serve_config = self._config
-    cap = Cap(
-      find_lowest(
-        serve_config.max_large_calls, key.max_large_calls, fields.large_calls
+    purse = purse or self._sessions.open_purse(
+      key.name,
+      fields.purse or "",
+      Cap(
+        find_lowest(serve_config.max_large_calls, key.max_large_calls),
+        find_lowest(serve_config.max_usd, key.max_usd),
       ),
-      find_lowest(serve_config.max_usd, key.max_usd, fields.usd_limit),
     )
-    if purse is None:
-      purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
-    else:
-      self._lower_caps(purse, fields)
-    is_side = conversation is None and self._is_side_call(purse, history, body)
-    spec_key = self.find_spec(selected, purse.cap).key
-    if conversation and conversation.state.policy != spec_key:
-      conversation = None
-    if conversation is None and not is_side:
+    # A client can only lower the caps.
+    cap = Cap(
+      find_lowest(purse.cap.calls, fields.large_calls),
+      find_lowest(purse.cap.usd, fields.usd_limit),
+    )
+    if cap != purse.cap:
+      self._sessions.change_caps(purse, cap)
+    if conversation is None and not self._is_side_call(purse, history, body):
       state = State(
         selected.rule,
         selected.cost_weight,
-        spec_key,
+        self.find_spec(selected, cap).key,
         task_id=fields.task_id or history.opening,
         description=history.task * serve_config.record_text,
         opening=history.opening,
@@ -132,8 +134,11 @@ class Desk:
       conversation = self._sessions.begin_conversation(
         purse, fields.conversation, state
       )
-    if conversation:
-      self._complete_step(conversation, history, fields.score)
+    records = conversation.records if conversation else ()
+    # The history has one reply more than that of the last step's call.
+    if records and records[-1].place == len(history.actions) - 1:
+      action = history.actions[-1] * serve_config.record_text
+      self._sessions.complete_step(conversation, action, fields.score)
     return ClientCall(form, body, history, purse, conversation, pass_headers(headers))
 
   def _select(self, name: str) -> SelectedPolicy:
@@ -147,10 +152,7 @@ class Desk:
     for pattern, alias in self._config.aliases:
       if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
         return self.served[alias]
-    names = ", ".join(self.served)
-    problem = f"Unknown model. Send one of these: {names}."
-    if "price=" in name:
-      problem = f"price= has been renamed to cost_weight=. {problem}"
+    problem = f"Unknown model. Send one of these: {', '.join(self.served)}."
     raise Refusal(404, problem, code="model_not_found")
 
   def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
@@ -164,14 +166,6 @@ class Desk:
         return conversation.purse
       fields.purse = fields.parent
     return fields.purse and sessions.find_purse(key.name, fields.purse)
-
-  def _lower_caps(self, purse: Purse, fields: CallFields) -> None:
-    """Lower the caps of a purse to those that a call names, if these are lower."""
-    cap = purse.cap
-    calls = find_lowest(cap.calls, fields.large_calls)
-    lowered = Cap(calls, find_lowest(cap.usd, fields.usd_limit))
-    if lowered != cap:
-      self._sessions.change_caps(purse, lowered)
 
   def _match(
     self,
@@ -206,8 +200,8 @@ class Desk:
     whole = []
     recent = []
     for found in candidates:
-      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
-      if not is_same or found.score is not None or found.changed_s < since_s:
+      spec = self.find_spec(selected, found.purse.cap)
+      if found.state.policy != spec.key or found.changed_s < since_s:
         continue
       alive.append(found)
       if found.has_replies(atoms, found.records):
@@ -243,21 +237,3 @@ class Desk:
       return spec
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap)
-
-  def _complete_step(
-    self, conversation: Conversation, history: History, score: float | None
-  ) -> None:
-    """Store the action and the score of a conversation's last step.
-
-    The messages of the next call contain the action. Nothing is stored if they do not
-    contain exactly one action more than those of the last step's call.
-
-    Args:
-      history: the messages of the next call; their last action is the last step's.
-      score: the score so far, in [0, 1]; the value heads learn from it. None if the
-        client has sent no score.
-    """
-    records = conversation.records
-    if records and records[-1].place == len(history.actions) - 1:
-      action = history.actions[-1] * self._config.record_text
-      self._sessions.complete_step(conversation, action, score)

@@ -44,6 +44,8 @@ from baar_jax.train.jobs import ScoredSession, add_sessions
 
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
+# Seconds that the command `serve.outcome` may take.
+OUTCOME_S = 600.0
 # Seconds between two looks for conversations that are over.
 WATCH_S = 10.0
 
@@ -455,7 +457,7 @@ class Exchange:
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
       )
       try:
-        async with asyncio.timeout(serve_config.outcome_s):
+        async with asyncio.timeout(OUTCOME_S):
           output, _ = await process.communicate()
       finally:
         with contextlib.suppress(ProcessLookupError):

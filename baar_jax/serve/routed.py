@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
+from baar_jax.llms.calls import Cache, Record
 from baar_jax.llms.client import LOST, Client, Stream, Whole
 from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.usage import ImpossibleUsage, Meter
@@ -37,14 +38,7 @@ from baar_jax.serve.request import (
   hash_turn,
   write_event,
 )
-from baar_jax.serve.sessions import (
-  Attempt,
-  Cache,
-  Conversation,
-  Purse,
-  Record,
-  Sessions,
-)
+from baar_jax.serve.sessions import Attempt, Conversation, Purse, Sessions
 
 # Seconds between two attempts at an upstream model that fails all the time.
 PROBE_S = 30.0
@@ -141,7 +135,7 @@ class Upstream(Client):
 
   def read_failure(self, data: bytes) -> str:
     """Read the message in an error event of a stream, without the key."""
-    return clean(read_error(data)["message"], self._key)
+    return clean(read_error(data).message, self._key)
 
 
 # The `error.code` of a call whose worst case exceeds a budget at every model.

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.calls import INSERT, open_calls
+from baar_jax.llms.calls import INSERT, RECORD, STATE, Cache, Record, State, open_calls
 from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
@@ -43,49 +41,6 @@ CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
 
 class LedgerError(RuntimeError):
   """Report that the database file cannot be written; nothing has changed then."""
-
-
-@dataclasses.dataclass
-class Cache:
-  """The beginning of a conversation's prompts that a model may have in its cache.
-
-  Attributes:
-    messages: the number of messages in this prefix.
-    digest: a hash of the prefix; see `hash_prefix`.
-    tokens: the prompt tokens of the prefix, as billed.
-    at_s: when the model read the prefix, in seconds since 1970.
-  """
-
-  messages: int
-  digest: str
-  tokens: int
-  at_s: float
-
-
-@dataclasses.dataclass
-class Record:
-  """A step of a conversation, as it is stored.
-
-  Attributes:
-    place: the number of replies in the call's history.
-    cache: what the call left in its model's prompt cache; None if that is unknown.
-    switch_usd: the dollars that a prompt cache would have saved if the model had not
-      changed before this step.
-    atoms: hashes of the reply; see `hash_turn`.
-    size: the number of characters of the call.
-    has_tools: whether the call offered tools.
-  """
-
-  step: Step
-  place: int
-  cache: Cache | None
-  switch_usd: float
-  atoms: list[str]
-  size: int
-  has_tools: bool
-
-
-RECORD = TypeAdapter(Record)
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,32 +92,6 @@ class Purse:
     Attempts that the client makes itself do not count.
     """
     return not self.open.keys() <= self.reported
-
-
-@dataclasses.dataclass
-class State:
-  """What a conversation keeps from its first call on.
-
-  Attributes:
-    rule: the policy that decides, a key of `Exchange.deciders`.
-    cost_weight: units of score per normalised dollar; None if the policy has none.
-    policy: the policy key that the episode is stored under.
-    task_id: the task's name; without one from the client, a hash of its text.
-    description: the task's text; "" unless texts are recorded.
-    opening: a hash of the task's text.
-    began_s: when the first call came, in seconds since 1970.
-  """
-
-  rule: str
-  cost_weight: float | None
-  policy: str
-  task_id: str
-  description: str
-  opening: str
-  began_s: float
-
-
-STATE = TypeAdapter(State)
 
 
 @dataclasses.dataclass(eq=False)
