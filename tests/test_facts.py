@@ -223,7 +223,7 @@ HISTORY = st.lists(STEP, min_size=1, max_size=8)
 @given(st.lists(HISTORY, min_size=1, max_size=3))
 def test_states_step_by_step_equal_those_of_whole_histories(histories):
   """A client may change earlier steps, or ask twice."""
-  reader = StateReader(INPUTS, VOCABULARY, 1, None)
+  reader = StateReader(INPUTS, VOCABULARY, None)
   for steps in histories:
     for count, step in enumerate(steps):
       whole = Tracker(VOCABULARY, TASK)
@@ -237,7 +237,7 @@ def test_states_step_by_step_equal_those_of_whole_histories(histories):
 
 
 def test_only_new_steps_are_read_unless_earlier_ones_change():
-  reader = StateReader(INPUTS, VOCABULARY, 1, None)
+  reader = StateReader(INPUTS, VOCABULARY, None)
   with mock.patch.object(Tracker, "act", autospec=True, side_effect=Tracker.act) as act:
     for count, step in enumerate(EPISODE):
       read_live(reader, EPISODE[:count], step.observation)

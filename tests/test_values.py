@@ -237,7 +237,7 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
 def test_hidden_states_with_nan_stop_the_run():
   trunk = Mock(**{"read.return_value": (np.full((1, 16), np.nan), [1])})
   vocabulary = learn_vocabulary({"t": TASK}, [episode(1.0, step(0, 1.0), step(1, 1.0))])
-  reader = StateReader(("hidden",), vocabulary, 1, trunk)
+  reader = StateReader(("hidden",), vocabulary, trunk)
   problem = " NaN in hidden states of the budget-conditioned router, expected finite"
   with pytest.raises(ValueError, match=problem):
     reader.read([Mock()])

@@ -328,19 +328,13 @@ class PrivilegedPolicy(Policy):
     # This policy decides here, in the worker thread. So the generator yields nothing.
     yield from ()
     if len(turn.allowed) > 1:
-      turn.step.model = self._find_best(turn)
+      small = turn.agents[SMALL].prospect(turn.messages, turn.number)
+      best_gain = 0.0
+      for model, agent in enumerate(turn.agents[1:], 1):
+        prospect = agent.prospect(turn.messages, turn.number)
+        gain = prospect.known_share * (small.loss - prospect.loss)
+        gain -= self.spec.mu * (prospect.usd - small.usd)
+        if gain > best_gain:
+          turn.step.model = model
+          best_gain = gain
     return turn.take()
-
-  def _find_best(self, turn: Turn) -> int:
-    """Find the model with the largest gain; SMALL if no gain is positive."""
-    small = turn.agents[SMALL].prospect(turn.messages, turn.number)
-    best = SMALL
-    best_gain = 0.0
-    for model, agent in enumerate(turn.agents[1:], 1):
-      prospect = agent.prospect(turn.messages, turn.number)
-      gain = prospect.known_share * (small.loss - prospect.loss)
-      gain -= self.spec.mu * (prospect.usd - small.usd)
-      if gain > best_gain:
-        best = model
-        best_gain = gain
-    return best

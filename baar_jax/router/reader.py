@@ -53,9 +53,6 @@ class Reader:
   Only new tokens are fed if the text begins with the tokens in the episode's row.
   Otherwise the whole text is fed again. This happens if the text has lost its oldest
   steps, and at every step with --config.router.view=paper.
-
-  Attributes:
-    rows: The largest number of episodes that are live at once.
   """
 
   def __init__(
@@ -86,7 +83,6 @@ class Reader:
     # JAX compiles the first shape twice.
     device = jax.tree.leaves(self._params)[0].sharding
     self._cache = jax.device_put(cache, device)
-    self.rows = rows
     # No episode gets this row of the KV cache: padding of a batch is written into it.
     self._spare_row = rows
     self._free_rows = list(range(rows))
@@ -187,16 +183,12 @@ class StateReader:
 
   An episode's facts are updated by its new steps only. If its earlier steps have
   changed, all of its steps are read again.
-
-  Attributes:
-    rows: The largest number of episodes that are live at once.
   """
 
   def __init__(
     self,
     inputs: Sequence[str],
     vocabulary: Vocabulary,
-    rows: int,
     trunk: Reader | None,
   ):
     """Set up a reader without episodes.
@@ -204,10 +196,8 @@ class StateReader:
     Args:
       inputs: the names of the features, see `ValueConfig.inputs`.
       vocabulary: the statistics of the training tasks and episodes.
-      rows: the largest number of episodes that are live at once.
       trunk: computes the hidden states; None if they are no input.
     """
-    self.rows = rows
     self._inputs = inputs
     self._vocabulary = vocabulary
     self._trunk = trunk

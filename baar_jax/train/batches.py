@@ -290,6 +290,7 @@ class Batcher:
     """
     router = self.config.router
     size = self.config.sft.micro_episodes
+    max_steps = self.config.env.max_steps
     task_of = {task.id: task for task in self.tasks}
     if self.labels.proposals:
       costliest = len(self.view.words) - 1
@@ -300,23 +301,16 @@ class Batcher:
     windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]
     for indices in sort_by_length(windows, size):
       group = [episodes[i] for i in indices]
-      shape = Shape(size, self._pad_steps(group), buckets)
+      # An episode that a client plays may have more steps than `env.max_steps`.
+      # Rounding up to multiples keeps the number of compiled shapes small.
+      longest = max(len(episode.steps) for episode in group)
+      shape = Shape(size, -(-longest // max_steps) * max_steps, buckets)
       adv = () if adv_B is None else adv_B[indices]
       batch = make_batch(group, [windows[i] for i in indices], self.labels, shape, adv)
       if self.labels.outcomes:
         token_BxSxM = list_outcomes(self.view, group, shape)
         batch = dataclasses.replace(batch, token_BxSxM=token_BxSxM)
       yield indices, batch
-
-  def _pad_steps(self, episodes: Sequence[Episode]) -> int:
-    """Round the longest episode's steps up to a multiple of `env.max_steps`.
-
-    An episode that a client plays may have more steps than `env.max_steps`. Rounding to
-    multiples keeps the number of compiled shapes small.
-    """
-    max_steps = self.config.env.max_steps
-    longest = max(len(episode.steps) for episode in episodes)
-    return -(-longest // max_steps) * max_steps
 
 
 def list_outcomes(view: View, episodes: Sequence[Episode], shape: Shape) -> np.ndarray:

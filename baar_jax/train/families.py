@@ -266,7 +266,7 @@ def _build_conditioned(
     view = files.open_trunk_view()
     model = loader.load(CONDITIONED).model
     trunk = Reader(model, view, None, loader.rows, files.mesh)
-  reader = StateReader(settings.inputs, vocabulary, loader.rows, trunk)
+  reader = StateReader(settings.inputs, vocabulary, trunk)
   return ConditionedPolicy(spec, reader, values)
 
 

@@ -403,13 +403,6 @@ def _update(
     return jnp.mean((value_N + chosen - target_N) ** 2)
 
   loss, gradient = jax.value_and_grad(compute_loss)(fitted.nets)
-  return _apply_gradient(optimizer, fitted, gradient), loss
-
-
-def _apply_gradient(
-  optimizer: optax.GradientTransformation, fitted: Fit, gradient: Nets
-) -> Fit:
-  """Apply a gradient to the networks, and move the target networks towards them."""
   updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.nets)
   nets = optax.apply_updates(fitted.nets, updates)
 
@@ -417,7 +410,7 @@ def _apply_gradient(
     """Move a target parameter `TARGET_RATE` of the way to the new parameter."""
     return target + TARGET_RATE * (new - target)
 
-  return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state)
+  return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state), loss
 
 
 def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
