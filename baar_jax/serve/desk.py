@@ -26,6 +26,9 @@ from baar_jax.train.jobs import cap_spec
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
+# Programs whose work always offers tools, by the beginning of their user-agent. They
+# send a session's title before its first call.
+TOOL_AGENTS = ("claude-cli/", "opencode/")
 
 
 class SelectedPolicy(NamedTuple):
@@ -115,10 +118,8 @@ class Desk:
       purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
     else:
       self._lower_caps(purse, fields)
-    is_side = conversation is None and self._is_side_call(purse, history, body)
+    is_side = conversation is None and self._is_side_call(purse, headers, body)
     spec_key = self.find_spec(selected, purse.cap).key
-    if conversation and conversation.state.policy != spec_key:
-      conversation = None
     if conversation is None and not is_side:
       state = State(
         selected.rule,
@@ -206,7 +207,7 @@ class Desk:
     whole = []
     recent = []
     for found in candidates:
-      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
+      is_same = found.state.policy == self.find_spec(selected, found.purse.cap).key
       if not is_same or found.score is not None or found.changed_s < since_s:
         continue
       alive.append(found)
@@ -219,14 +220,19 @@ class Desk:
       return max(whole, key=lambda found: (len(found.records), -found.changed_s))
     return next(iter(recent or alive), None)
 
-  def _is_side_call(self, purse: Purse, history: History, body: Mapping) -> bool:
+  def _is_side_call(
+    self, purse: Purse, headers: Mapping[str, str], body: Mapping
+  ) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
 
-    Such a call offers no tools, is the first of its history, and is shorter than the
-    last call of a conversation of the purse that offered tools.
+    Such a call offers no tools and continues no conversation. It comes from one of
+    `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
+    that offered tools.
     """
     if body.get("tools") or not self._config.side_calls:
       return False
+    if headers.get("user-agent", "").startswith(TOOL_AGENTS):
+      return True
     size = bound_tokens(body)
     for conversation in self._sessions.list_conversations("purse = ?", purse.id):
       records = conversation.records
