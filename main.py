@@ -198,6 +198,9 @@ def validate(config: Config) -> None:
   except ValidationError as error:
     raise ValueError(append_value(config, explain(error, "--config"))) from None
   vars(config).update(vars(checked))
+  if config.env.kind == "served":
+    # A served run has no environment, but the default file has options of its own one.
+    config.env.options.clear()
   config.env.options = table.changed_options(config.env.kind, config.env.options)
   try:
     families.check_baselines(config)

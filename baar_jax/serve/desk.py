@@ -27,6 +27,9 @@ from baar_jax.train.jobs import cap_spec
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
+# Programs whose work always offers tools, by the beginning of their user-agent. They
+# send a session's title before its first call.
+TOOL_AGENTS = ("claude-cli/", "opencode/")
 
 
 class SelectedPolicy(NamedTuple):
@@ -121,7 +124,7 @@ class Desk:
     )
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
-    if conversation is None and not self._is_side_call(purse, history, body):
+    if conversation is None and not self._is_side_call(purse, headers, body):
       state = State(
         selected.rule,
         selected.cost_weight,
@@ -213,14 +216,19 @@ class Desk:
       return max(whole, key=lambda found: (len(found.records), -found.changed_s))
     return next(iter(recent or alive), None)
 
-  def _is_side_call(self, purse: Purse, history: History, body: Mapping) -> bool:
+  def _is_side_call(
+    self, purse: Purse, headers: Mapping[str, str], body: Mapping
+  ) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
 
-    Such a call offers no tools, is the first of its history, and is shorter than the
-    last call of a conversation of the purse that offered tools.
+    Such a call offers no tools and continues no conversation. It comes from one of
+    `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
+    that offered tools.
     """
     if body.get("tools") or not self._config.side_calls:
       return False
+    if headers.get("user-agent", "").startswith(TOOL_AGENTS):
+      return True
     size = bound_tokens(body)
     for conversation in self._sessions.list_conversations("purse = ?", purse.id):
       records = conversation.records
