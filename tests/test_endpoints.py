@@ -1,14 +1,13 @@
 """Test the keys of endpoints, and what is read from answers."""
 
 import base64
-import json
 
 import pytest
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.chat import read_reply
-from baar_jax.llms.chat_completions import read_answer, read_counts
+from baar_jax.llms.usage import Meter
 from baar_jax.llms.wire import clean, endpoints
 
 KEY = "sk-Secret0123456789"
@@ -78,83 +77,16 @@ def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):
   assert clean(message, KEY) == shown
 
 
-COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
-
-
-def answer(content="Go.", **counts):
-  return json.dumps(
-    {"choices": [{"message": {"content": content}}], "usage": COUNTS | counts}
-  )
-
-
-# The counts that the stand-in sends are in test_chat.py.
+# A lone surrogate becomes a question mark. A content that is no text is none.
 @pytest.mark.parametrize(
-  "body, kind, text, fatal",
-  [
-    (
-      answer("a \ud83d b \U0001f600"),
-      "reply",
-      "a ? b \U0001f600",
-      False,
-    ),  # a lone surrogate
-    (answer([]), "retry", "", False),
-    ("[" * 100_000, "presumed", "", False),  # nested too deeply
-    ('{"error": "try again"}', "presumed", "", False),
-    (
-      answer().replace('"completion', '"completion_tokens": 0, "completion'),
-      "presumed",
-      "",
-      True,
-    ),
-    (answer(prompt_tokens=float("inf")), "presumed", "", True),
-    (answer(completion_tokens=0.5), "presumed", "", True),
-    (answer(cached_tokens=False), "presumed", "", True),
-    (
-      answer(prompt_cache_hit_tokens=6, prompt_cache_miss_tokens=8),
-      "presumed",
-      "",
-      True,
-    ),
-    (
-      answer(prompt_tokens_details={"a": 0, "b": 5}).replace('"b"', '"a"'),
-      "presumed",
-      "",
-      True,
-    ),
-    (
-      answer().replace('"usage"', '"service_tier": ["default"], "usage"'),
-      "presumed",
-      "",
-      True,
-    ),
-  ],
+  "content, kind, text",
+  [("a \ud83d b \U0001f600", "reply", "a ? b \U0001f600"), ([], "retry", "")],
 )
-def test_an_answer_becomes_an_outcome(body, kind, text, fatal):
-  outcome = read_reply(read_answer(body.encode()))
-  assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, fatal)
+def test_an_answer_becomes_an_outcome(content, kind, text):
+  answer = {"choices": [{"message": {"content": content}}]}
+  outcome = read_reply(answer, Usage(8, 0, 10))
+  assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, False)
 
 
-# Tokens that only the total has count as completion. A usage is (prompt, cached,
-# completion, cache write).
-@pytest.mark.parametrize(
-  "fields, details, usage",
-  [
-    ({"total_tokens": 60}, None, (8, 0, 52)),
-    (
-      {"total_tokens": None},
-      {"cached_tokens": None, "cache_write_tokens": 5},
-      (8, 0, 10, 5),
-    ),
-    ({"cache_write_tokens": 5}, {"cache_write_tokens": None}, (8, 0, 10, 5)),
-    ({}, {"cached_tokens": 3, "cache_creation_tokens": 5}, (8, 3, 10, 5)),  # LiteLLM
-    (
-      {"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 2},
-      None,
-      (8, 6, 10),
-    ),  # DeepSeek
-  ],
-)
-def test_the_usage_of_several_endpoints_is_read(fields, details, usage):
-  assert read_counts(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(
-    *usage
-  )
+def test_text_that_is_nested_too_deeply_is_no_answer():
+  assert Meter().read("[" * 100_000) is None

@@ -12,7 +12,7 @@ from baar_jax.llms.chat_completions import extend, open_conversation, write_repl
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, PolicySpec
-from baar_jax.serve.request import read_messages
+from baar_jax.serve.request import read_history
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 LOOK = {
@@ -74,24 +74,19 @@ IN_A_ROW = [
   ],
 )
 def test_messages_are_an_episode(messages, task, observations, actions):
-  read = read_messages(messages)
+  read = read_history({"messages": messages})
   assert (read.task, read.observations, read.actions) == (task, observations, actions)
 
 
-def test_all_calls_of_a_session_have_the_same_fingerprint():
-  tools = [{"name": "look"}]
-  first = read_messages([SYSTEM, user("a")], tools).fingerprint
+def test_a_reply_is_known_again_without_ids_and_layout():
+  """Its text and its tool calls may also come back as two messages."""
+  function = {"name": "look", "arguments": '{"at":"door"}'}
+  parts = [assistant(" A\nlook."), assistant(tool_calls=[{"function": function}])]
+  read = read_history({"messages": [user("b"), *parts]})
+  first = read_history({"messages": CALLING})
+  assert read.atoms == first.atoms[:2] and len({*first.atoms}) == 3
   assert (
-    read_messages([SYSTEM, user("a"), assistant("x"), SYSTEM], tools).fingerprint
-    == first
-  )
-  others = (
-    ([user("a")], tools),
-    ([SYSTEM, user("b")], tools),
-    ([SYSTEM, user("a")], None),
-  )
-  assert (
-    len({first, *(read_messages(*arguments).fingerprint for arguments in others)}) == 4
+    read.opening != first.opening == read_history({"messages": CALLING[:1]}).opening
   )
 
 
@@ -101,7 +96,7 @@ def test_all_calls_of_a_session_have_the_same_fingerprint():
 )
 def test_wrong_messages_are_refused_in_one_line(messages):
   with pytest.raises(ValueError, match="^Correct the field messages[^\n]*: [^\n]*$"):
-    read_messages(messages)
+    read_history({"messages": messages})
 
 
 class Spy(Policy):

@@ -9,9 +9,8 @@ from baar_jax.config import ModelsConfig
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_jax.serve.sessions import ScoredSession, add_sessions
 from baar_jax.stages import import_traces
-from baar_jax.train.jobs import ALWAYS_LARGE
+from baar_jax.train.jobs import ALWAYS_LARGE, ScoredSession, add_sessions
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 

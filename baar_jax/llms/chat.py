@@ -171,7 +171,7 @@ class ChatModel(Client):
     try:
       usage, _ = self.price_usage(answer.meter)
     except ImpossibleUsage as error:
-      problem = f"sent an answer that cannot be priced. {error}"
+      problem = f"sent an answer that cannot be priced. {error}".rstrip(".")
       return Outcome(PRESUMED, problem, fatal=True)
     return read_reply(fields, usage)
 
