@@ -506,8 +506,8 @@ class EvaluateConfig:
     tasks: Number of dev tasks, and of test tasks, that are evaluated, counted from the
       first; 0 takes all.
     random_p: Probabilities of LARGE, one per random policy.
-    thresholds: Thresholds besides 0.5, with one policy each. The router calls LARGE if
-      LARGE's probability reaches the threshold.
+    thresholds: Thresholds, with one policy each; 0.5 is always one. LARGE is called if
+      its probability reaches the threshold.
     shares: Shares of LARGE, with one policy each. The policy's threshold is the one at
       which it would have called LARGE in this share of the stored training decisions.
       For more than two models see `Threshold` in router/policy.py.
@@ -527,13 +527,6 @@ class EvaluateConfig:
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()
   bootstrap: int = positive(1000, 10**5)
-
-  @validator
-  def _check(self) -> Self:
-    """Raise an error if a threshold is 0.5, which is always evaluated."""
-    is_valid = 0.5 not in self.thresholds
-    require(is_valid, "thresholds", "without 0.5, which is always evaluated")
-    return self
 
 
 @section

@@ -85,10 +85,6 @@ CASES = [
     check({"bopo.updates": 41_667}),
   ),
   (
-    "--config.evaluate.thresholds must be without 0.5, which is always evaluated; it is (0.5,)",
-    check({"evaluate.thresholds": (0.5,)}),
-  ),
-  (
     "--config.distributed.process must be below --config.distributed.processes; it is 1",
     check({"distributed.process": 1}),
   ),

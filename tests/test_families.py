@@ -23,7 +23,7 @@ def config():
     (0.5, 0.1),
   )
   config.value.capped_cost_weights = (0.5, 0.1)
-  config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
+  config.evaluate.thresholds, config.evaluate.call_budgets = (0.25, 0.5), (1, 2)
   config.baselines = BaselinesConfig(
     tuple(name for name in FAMILIES if FAMILIES[name].is_rival),
     ("no-reference",),

@@ -176,7 +176,7 @@ def list_points(config: Config, router: PolicySpec) -> list[PolicySpec]:
     router: the policy of the router, without a rule.
   """
   points = []
-  for threshold in (ARGMAX, *config.evaluate.thresholds):
+  for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
     points.append(dataclasses.replace(router, threshold=threshold))
   for share in config.evaluate.shares:
     points.append(dataclasses.replace(router, share=share))
