@@ -20,7 +20,7 @@ PATH = re.compile(
   rf"|(?:{'|'.join(FOLDERS)})/[a-z0-9_./*-]*)"
 )
 # The files that a reader of docs/extending.md writes.
-NEW_FILES = {"router/sticky.py", "llms/messages.py"}
+NEW_FILES = {"router/sticky.py", "llms/completions.py"}
 SETTING = re.compile(r"([a-z]+\.[a-z_.]+)(=.*)?")
 SECTIONS = [
   name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)
