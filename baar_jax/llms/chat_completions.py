@@ -20,8 +20,6 @@ from baar_jax.llms.wire import (
   read_content,
 )
 
-LIMITS = ("max_completion_tokens", "max_tokens")
-
 
 def read_message(message: Mapping) -> Turn:
   """Read a message of a chat completion.
@@ -46,23 +44,21 @@ class ChatCompletions(WireForm):
   path = "chat/completions"
   history = "messages"
   opening = ("tools", "functions", "response_format")
-  limits = LIMITS
+  limits = ("max_completion_tokens", "max_tokens")
   endings = ("[DONE]",)
 
   def write_request(
     self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
   ) -> dict:
     """Write a request for a model; a streamed request also asks for the usage."""
-    request = {**body, "model": endpoint.model}
+    request = {**body}
     request.pop("session_id", None)
-    if not any(map(body.get, LIMITS)):
+    if not any(map(body.get, self.limits)):
       request[config.token_limit_field] = config.max_completion_tokens
     if body.get("stream"):
       options = body.get("stream_options") or {}
       request["stream_options"] = options | {"include_usage": True}
-    if endpoint.is_openai:
-      request.setdefault("service_tier", "default")
-    return request
+    return super().write_request(request, endpoint, config)
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the messages of a request."""

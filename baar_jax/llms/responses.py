@@ -3,9 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from baar_jax.config import ModelsConfig
 from baar_jax.llms.wire import (
-  Endpoint,
   ToolCall,
   Turn,
   WireForm,
@@ -76,15 +74,6 @@ class Responses(WireForm):
     "response.failed",
     "response.cancelled",
   )
-
-  def write_request(
-    self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
-  ) -> dict:
-    """Write a request for a model."""
-    request = super().write_request(body, endpoint, config)
-    if endpoint.is_openai:
-      request.setdefault("service_tier", "default")
-    return request
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the instructions and the items of a request."""

@@ -59,11 +59,13 @@ class Endpoint:
     base_url: the address, without the path of a request.
     variable: the environment variable that has the key. "" means that no key is needed.
       None means OPENAI_API_KEY at OpenAI's addresses, and no key elsewhere.
+    forms: the paths of the wire forms that it offers; "" is all.
   """
 
   model: str
   base_url: str
   variable: str | None
+  forms: str
 
   @property
   def host(self) -> str:
@@ -115,9 +117,10 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   """
   urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
   variables = itertools.cycle(config.key_variables or (None,))
+  forms = itertools.cycle(config.forms or ("",))
   result = []
-  for name, url, variable in zip(config.names, urls, variables):
-    result.append(Endpoint(name, url.rstrip("/"), variable))
+  for name, url, *rest in zip(config.names, urls, variables, forms):
+    result.append(Endpoint(name, url.rstrip("/"), *rest))
   return result
 
 
@@ -210,6 +213,8 @@ class WireForm:
     request = {**body, "model": endpoint.model}
     if not any(map(body.get, self.limits)):
       request[self.limits[0]] = config.max_completion_tokens
+    if endpoint.is_openai:
+      request.setdefault("service_tier", "default")
     return request
 
   def read_turns(self, body: Mapping) -> list[Turn]:

@@ -50,19 +50,12 @@ class Upstream(Client):
   """An upstream model, to which this server forwards clients' calls.
 
   Attributes:
-    forms: the names of the wire forms that it offers; all if empty.
     failures: the number of failed attempts in a row.
     paused_until_s: until this time of the monotonic clock no attempt is made.
   """
 
   failures = 0
   paused_until_s = 0.0
-
-  @property
-  def forms(self) -> str:
-    """Return the paths of the wire forms that this model's endpoint offers."""
-    forms = self.config.forms
-    return forms[self.config_index % len(forms)] if forms else ""
 
   def worst_case_usd(self, call: "ClientCall") -> float:
     """Compute the worst case of an attempt in US dollars.
@@ -230,7 +223,8 @@ class Budgets:
     reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
     offering = set()
     for index, upstream in enumerate(self.upstreams):
-      if not upstream.forms or call.form.path in upstream.forms.split():
+      forms = upstream.endpoint.forms.split()
+      if not forms or call.form.path in forms:
         offering.add(index)
     if not offering:
       problem = f"No model of this server offers {call.form.path}"
