@@ -26,6 +26,7 @@ FILES = [ROOT / "main.py", *(ROOT / "baar_jax").rglob("*.py")]
 # Messages of these reach a user, or a client of the endpoint.
 SEEN = {"ValueError", "NotImplementedError", "Refusal", "EnvDied", "CapReached"}
 SEEN |= {"OSError", "Error", "WrongResult", "BudgetSpent", "NoAnswer", "refusal"}
+SEEN |= {"LedgerError", "UnknownItem", "ImpossibleUsage"}
 AREAS = sorted(path.stem for path in Path(__file__).parent.glob("errors_*.py"))
 TABLES = [importlib.import_module(name) for name in AREAS]
 CASES = [case for table in TABLES for case in table.CASES]
