@@ -88,10 +88,16 @@ def get_config() -> Config:
 def play(client: openai.OpenAI, env: Env, job: Play) -> None:
   """Play a session with a ReAct agent, and send its score to the endpoint.
 
-  The headers of each call name its session and its task.
+  The headers of each call name its session and its task. If an earlier command was
+  interrupted, the session may have a score already. Then it is not played.
   """
   task = job.task
   session = f"{job.model} {task.id} {job.trial}"
+  path = f"/sessions/{quote(session, safe='')}"
+  with contextlib.suppress(openai.NotFoundError):
+    (newest, *_) = client.get(path, cast_to=object)["conversations"]
+    if newest["score"] is not None:
+      return
   observation = env.reset(task.id)
   GAMES[session] = PAIR.start(env, task, job.trial, unlimited)
   messages = open_conversation(env.system_prompt, task, observation)
@@ -108,8 +114,9 @@ def play(client: openai.OpenAI, env: Env, job: Play) -> None:
     if action:
       observation, done = env.step(action)
     extend(messages, reply, observation)
-  path = f"/sessions/{quote(session, safe='')}/score"
-  client.post(path, body={"score": env.score()}, cast_to=object)
+  (newest, *_) = client.get(path, cast_to=object)["conversations"]
+  score = {"score": env.score(), "conversation": newest["id"]}
+  client.post(f"{path}/score", body=score, cast_to=object)
 
 
 class StandIn(BaseHTTPRequestHandler):
@@ -169,10 +176,7 @@ def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
   def play_share(env: Env) -> None:
     """Play sessions in one environment until all have been played."""
     for job in jobs:  # The threads share this iterator, so each session is played once.
-      # If an earlier command was interrupted, some sessions have a score already. The
-      # endpoint refuses their calls.
-      with contextlib.suppress(openai.ConflictError):
-        play(client, env, job)
+      play(client, env, job)
 
   try:
     if not server.stdout.readline():

@@ -15,13 +15,14 @@ from baar_jax.episode import Task, Usage
 from baar_jax.llms import wire
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.chat_completions import NoAnswer, read_counts
+from baar_jax.llms.chat_completions import NoAnswer
 from baar_jax.llms.prices import Price, cost_usd
+from baar_jax.llms.responses import Items
+from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import CallBudget, DollarBudget, reserve, unlimited
 from baar_jax.rollout.loop import run_episodes
 
 TASK = Task("t1", "train", "Do it.", 10)
-COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
 
 
 @contextlib.contextmanager
@@ -87,6 +88,12 @@ def read_damaged_cost(tmp: Path) -> None:
   read_spent(tmp, 2)
 
 
+def state_more_dollars(tmp: Path) -> None:
+  counts = {"prompt": 10**6, "completion": 0}
+  with open_pair(tmp) as pair:
+    pair.models[0].price_usage(Meter(counts=counts, cost_usd=2.0))
+
+
 def read_key(tmp: Path) -> None:
   os.environ.pop("BAAR_NO_SUCH_KEY", None)
   wire.Endpoint("small", "https://example.com/v1", "BAAR_NO_SUCH_KEY").key()
@@ -145,19 +152,18 @@ CASES = [
   ("small at 127.0.0.1 answered 429: asked to answer 429 (1 attempts)", ask_in_vain),
   ("small was not asked: the run is being stopped", ask_while_stopping),
   (
-    "The usage must have prompt_tokens and completion_tokens, and each count must be a "
-    "whole number from 0 to 10,000,000. Correct the usage.",
-    lambda tmp: read_counts({"prompt_tokens": -1, "completion_tokens": 10}),
+    "The provider states $2, but the prices give $1. Correct --config.models.prices.",
+    state_more_dollars,
   ),
   (
-    "The counts of the usage disagree: cached and written tokens must fit into the "
-    "prompt, prompt and completion into the total. Correct the usage.",
-    lambda tmp: read_counts(COUNTS | {"total_tokens": 1}),
+    "This server does not have the response or item r. Set store: false, and send the "
+    "whole history.",
+    lambda tmp: Items().resolve("", {"input": [], "previous_response_id": "r"}),
   ),
   (
     "Usage(prompt_tokens=10, cached_tokens=11, completion_tokens=0, "
-    "cache_write_tokens=0) is impossible: a count is negative, or cached and written "
-    "tokens exceed the prompt. Correct the counts.",
+    "cache_write_tokens=0, hour_write_tokens=0) is impossible: a count is negative, or "
+    "cached and written tokens exceed the prompt. Correct the counts.",
     lambda tmp: Price(2, 0.5, 8).cost_usd(Usage(10, 11, 0)),
   ),
   (
@@ -174,11 +180,6 @@ CASES = [
     "environment variable that --config.models.key_variables names (OPENAI_API_KEY at "
     "OpenAI's addresses; '' for an endpoint without keys).",
     read_key,
-  ),
-  (
-    "--config.models.wire is 'telegraph'. Set it to chat_completions, or to the name of "
-    "a file in baar_jax/llms with a FORM.",
-    lambda tmp: wire.load_form("telegraph"),
   ),
   ("No LARGE call remains of 0. Call SMALL instead.", call_without_budget),
   (

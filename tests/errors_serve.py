@@ -17,13 +17,16 @@ from test_serve import ASK, Client
 from test_served import USAGE, atif, chat, load
 
 from baar_jax import Router
+from baar_jax.episode import Step
+from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.client import FORMS, ask
+from baar_jax.llms.usage import read_usage
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.app import App, RouteHandler
-from baar_jax.serve.exchange import Exchange
-from baar_jax.serve.request import SessionScore, read_body, read_messages
-from baar_jax.serve.routed import RoutedCall
+from baar_jax.serve.request import ClientKey, SessionScore, read_body, read_history
+from baar_jax.serve.routed import ClientCall, RoutedCall
 from baar_jax.stages import import_traces, serve
 
 # No model answers at this address.
@@ -64,53 +67,67 @@ def read(body: str, kind: str = "application/json") -> None:
   asyncio.run(read_body(make_request(body=body, content_type=kind), 0.5))
 
 
-def receive(exchange: Exchange, model: str = "baar"):
-  """Send a call of the session "s" to an exchange."""
+def read_messages(field: object, path: str = "chat/completions") -> Callable:
+  """Make a case that reads the messages of a call."""
+  form = FORMS[path]
+  return lambda tmp: read_history({form.history: field}, form)
+
+
+def receive(app: App, model: str = "baar") -> ClientCall:
+  """Send a call of the session "s" to an application."""
   body = {"model": model, "messages": ASK}
-  return exchange.receive({"x-session-id": "s"}, body)
+  return app.desk.receive(ClientKey(), FORM, {"x-session-id": "s"}, body)
 
 
 def decide(app: App) -> RoutedCall:
   """Decide a call of the session "s"."""
-  return asyncio.run(app.exchange.decide(receive(app.exchange)))
+  return asyncio.run(app.exchange.decide(receive(app)))
 
 
-def begin_with_another_model(app: App) -> None:
-  for model in ("baar:small", "baar:large"):
-    receive(app.exchange, model)
-
-
-def score_while_deciding(app: App) -> None:
-  call = receive(app.exchange)
-  call.session.score = 1.0
+def decide_beside_another_call(app: App) -> None:
+  call = receive(app)
+  app.exchange.sessions.begin(call.purse, None, Step("", 0, ""), 1.0)
   asyncio.run(app.exchange.decide(call))
 
 
-def report_without_usage(app: App) -> None:
-  number = app.exchange.reserve_reported(decide(app))
-  app.exchange.book_report(number, {})
+def score_while_deciding(app: App) -> None:
+  call = receive(app)
+  call.conversation.score = 1.0
+  asyncio.run(app.exchange.decide(call))
 
 
 def score_without_a_call(app: App) -> None:
-  app.exchange.finish(receive(app.exchange).session, SessionScore(score=1.0))
+  app.exchange.score(receive(app).purse, SessionScore(score=1.0))
 
 
 def call_no_model(app: App) -> None:
-  routed = decide(app)
-  asyncio.run(app.exchange.forward(routed))
+  asyncio.run(ask(decide(app), 0))
 
 
 def score_before_the_retry(app: App) -> None:
   routed = decide(app)
-  routed.session.score = 1.0
+  routed.call.conversation.score = 1.0
   with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
-    asyncio.run(app.exchange.forward(routed))
+    asyncio.run(ask(routed, 1))
 
 
 def raise_answer(app: App, handle: RouteHandler, request: Request) -> None:
   """Raise the message of the error that a route's client gets."""
   response = asyncio.run(app._guard(handle)(request))
   raise ValueError(json.loads(response.body)["error"]["message"])
+
+
+def answer(act: Callable[[App], object]) -> Callable:
+  """Make a case of the error that a client gets of an act."""
+
+  def case(app: App) -> None:
+    try:
+      act(app)
+    except Exception as error:
+      handle = mock.AsyncMock(side_effect=error)
+      raise_answer(app, handle, make_request())
+
+  return use_app(case)
 
 
 def send_to_no_route(app: App) -> None:
@@ -123,14 +140,7 @@ def close_the_connection(app: App) -> None:
     return {"type": "http.disconnect"}
 
   scope = make_request(content_type="application/json").scope
-  raise_answer(app, app._with_body(app._chat), Request(scope, receive))
-
-
-def reach_a_bug(app: App) -> None:
-  async def handle(request: Request) -> None:
-    raise KeyError("a private text")
-
-  raise_answer(app, handle, make_request())
+  raise_answer(app, app._with_body(app._score_session), Request(scope, receive))
 
 
 def listen_on_a_used_port(run: Run) -> None:
@@ -163,7 +173,7 @@ def decide_alone(tmp: Path, **arguments: float) -> None:
 
 CASES = [
   (
-    "Wrong or missing key. Send 'Authorization: Bearer KEY' with this server's key.",
+    "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key.",
     # Any variable that is set can hold the key.
     use_app(lambda app: app._check_client(make_request()), key_variable="PATH"),
   ),
@@ -173,11 +183,18 @@ CASES = [
   ),
   (
     "No session has this id. Check the URL.",
-    use_app(lambda app: app._find_session(make_request())),
+    use_app(lambda app: app._find_purse(make_request(), ClientKey())),
   ),
   (
-    "Unknown path or method. This server answers POST /v1/chat/completions, ..., "
-    "GET /health.",
+    "Only an operator's key may change caps. Ask the operator.",
+    use_app(lambda app: asyncio.run(app._change_session(None, ClientKey(), {}))),
+  ),
+  (
+    "This server has no WebSockets. Send POST /v1/responses.",
+    use_app(lambda app: asyncio.run(app._refuse_socket(None, ClientKey()))),
+  ),
+  (
+    "Unknown path or method. This server answers GET /, GET /metrics, ..., GET /health.",
     use_app(send_to_no_route),
   ),
   (
@@ -185,8 +202,18 @@ CASES = [
     use_app(close_the_connection),
   ),
   (
+    "The server cannot write its ledger (no such table: x). Free disk space there, and "
+    "send the call again.",
+    answer(lambda app: app.exchange.sessions.commit(("DELETE FROM x", ()))),
+  ),
+  (
+    "The usage is impossible: it must have the tokens of the prompt and of the reply. "
+    "Correct the usage.",
+    answer(lambda app: read_usage({})),
+  ),
+  (
     "This server has a bug (KeyError). Report it to its operator.",
-    use_app(reach_a_bug),
+    answer(lambda app: {}["a private text"]),
   ),
   (
     "Send the body as JSON, with content-type: application/json.",
@@ -203,20 +230,35 @@ CASES = [
     lambda tmp: SessionScore.read({"score": 2.0}),
   ),
   (
-    "Correct the field messages.0.role: Field required",
-    lambda tmp: read_messages([{"content": "Hello"}]),
+    "Correct the field messages: a text is missing, or is not a text.",
+    read_messages([{"content": "Hello"}]),
+  ),
+  (
+    "Correct the field messages: messages must have at least one message.",
+    read_messages([]),
+  ),
+  (
+    "Correct the field messages: messages must have at least one message.",
+    read_messages([], "messages"),
+  ),
+  (
+    "Correct the field input: input must have at least one message.",
+    read_messages([], "responses"),
+  ),
+  (
+    "Correct the field messages: messages must be a list of JSON objects.",
+    read_messages(None),
+  ),
+  (
+    "Correct the field messages: tool_calls must have the function as a JSON object.",
+    read_messages([{"tool_calls": [{"function": 1}]}]),
   ),
   (
     "Unknown model. Send one of these: baar, baar:small, ...",
-    use_app(lambda app: receive(app.exchange, "gpt-4.1")),
+    use_app(lambda app: receive(app, "llama")),
   ),
   (
-    "Session s is scored already, or began with another model or cap. Send a new "
-    "x-session-id to begin another one.",
-    use_app(begin_with_another_model),
-  ),
-  (
-    "Session s is scored already. Send a new x-session-id to begin another one.",
+    "The task was scored during this call. Send the call of the next task.",
     use_app(score_while_deciding),
   ),
   (
@@ -225,25 +267,34 @@ CASES = [
     use_app(lambda app: app.exchange.book_report(1, {})),
   ),
   (
-    "The report's usage is incomplete. Send the field usage with prompt_tokens and "
-    "completion_tokens.",
-    use_app(report_without_usage),
-  ),
-  (
     "This session is scored already, has had no call, or has a call in flight. Score "
     "it once, after the answer to its last call.",
     use_app(score_without_a_call),
   ),
   (
     "This session has cost $0.000000; a call may cost $.... That exceeds the "
-    "session's cap, or the rest of --config.max_usd for all sessions. End the task "
-    "without a further call.",
+    "session's cap, the key's cap of the day, or the rest of --config.max_usd for all "
+    "sessions. End the task without a further call.",
     use_app(decide, max_usd=0.0),
+  ),
+  (
+    "The calls of session s in flight reserve its whole cap. Send the call again.",
+    use_app(decide_beside_another_call, max_usd=1.0, models={"timeout_s": 0.01}),
+  ),
+  (
+    "No model of this server offers chat/completions. Use another form "
+    "(--config.models.forms).",
+    use_app(decide, models={"forms": ("messages",)}),
   ),
   (
     "The model small ... Send the call again. If this error repeats, check "
     "--config.models of this server.",
-    use_app(call_no_model, models={"retries": 0}),
+    use_app(call_no_model),
+  ),
+  (
+    "The model small ... Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    use_app(lambda app: asyncio.run(app._count_tokens(make_request(), None, {}))),
   ),
   (
     "The model small ... Send the call again. If this error repeats, check "
@@ -267,8 +318,14 @@ CASES = [
   ),
   (
     "Serving at 0.0.0.0 needs a key, which clients must send. Set "
-    "--config.serve.key_variable to the name of a variable that holds the key.",
+    "--config.serve.key_variable to the name of a variable that holds the key, or "
+    "--config.serve.keys to a file of keys.",
     use_run(lambda run: None, host="0.0.0.0"),
+  ),
+  (
+    "Cannot read the keys in TMP/none: ... Correct --config.serve.keys; "
+    "docs/serving_reference.md has its form.",
+    lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (
     "--stage=serve needs a served run. Set --config.env.kind=served.",
@@ -295,7 +352,8 @@ CASES = [
     *chat(model="other"),
   ),
   import_lines(
-    "session 'a': ...disagree...", *chat(usage=USAGE | {"cached_tokens": 101})
+    "session 'a': The usage is impossible: ...",
+    *chat(usage=USAGE | {"cached_tokens": 101}),
   ),
   import_lines("session 'b': Correct the field score: Field required", atif(extra={})),
   (
@@ -304,3 +362,4 @@ CASES = [
   ),
   ("The score is 2. Pass a number in [0, 1].", partial(decide_alone, score=2)),
 ]
+UNSEEN = {"baar_jax/serve/exchange.py _end": "the server goes on without a score"}

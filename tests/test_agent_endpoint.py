@@ -93,20 +93,20 @@ def test_a_plain_call_is_answered_with_its_dollars(ask, upstream):
   assert upstream.seen[-1] == sent | {"max_completion_tokens": TOKENS}
 
 
-def test_a_streamed_call_ends_with_its_dollars(ask, upstream):
+def test_a_stream_passes_on_unchanged(ask, upstream):
+  """The client sees the provider's usage only if it asks for it."""
   chunks = list(ask(stream=True))
   deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
   assert "".join(filter(None, deltas)) == REPLY and {
     chunk.model for chunk in chunks
   } == {"small"}
   assert chunks[-1].choices[0].finish_reason == "stop"
-  assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [
-    False
-  ]
-  assert (
-    chunks[-1].usage.cost == pytest.approx(USD) and chunks[-1].usage.prompt_tokens == 9
-  )
-  assert upstream.seen[-1]["stream_options"] == {"include_usage": True}
+  assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+  options = {"include_usage": True}
+  assert upstream.seen[-1]["stream_options"] == options
+  assert ask.session()["spent_usd"] == pytest.approx(USD)
+  (*_, last) = ask(stream=True, stream_options=options)
+  assert last.usage.prompt_tokens == 9 and not hasattr(last.usage, "cost")
 
 
 def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
@@ -123,7 +123,8 @@ def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
   reply = ask(messages=messages, tools=TOOLS, extra_headers={"x-baar-score": "0.2"})
   assert reply.choices[0].message.content == REPLY
   path, store = f"/sessions/{ask.session()['id']}/score", endpoint[0].run.store
-  assert ask.post(path, body={"score": 0.5}, cast_to=object)["score"] == 0.5
+  scored = ask.post(path, body={"score": 0.5}, cast_to=object)["conversations"]
+  assert [conversation["score"] for conversation in scored] == [0.5]
   (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
   steps = [(step.observation, step.action) for step in episode.steps]
   assert steps == [
@@ -135,8 +136,9 @@ def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
     ask.session()["spent_usd"]
   )
   assert store.tasks("train")[0].description == "go out"
-  with pytest.raises(openai.ConflictError, match="is scored"):
-    ask()
+  ask(tools=TOOLS)  # The next task of the session.
+  scores = [conversation["score"] for conversation in ask.session()["conversations"]]
+  assert scores == [None, 0.5]
 
 
 def test_an_asynchronous_client_runs_many_sessions_at_once(endpoint, upstream):
@@ -160,7 +162,10 @@ def test_an_asynchronous_client_runs_many_sessions_at_once(endpoint, upstream):
       return await asyncio.gather(*(play(client, number) for number in range(16)))
 
   sessions = asyncio.run(play_all())
-  assert [len(session["steps"]) for session in sessions] == [2] * 16
+  counts = [
+    found["count"] for session in sessions for found in session["conversations"]
+  ]
+  assert counts == [2] * 16
   usd = float(upstream.usd({"large": PRICES[1]}, "async"))
   assert sum(session["spent_usd"] for session in sessions) == pytest.approx(usd)
 
@@ -197,7 +202,8 @@ def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
   with contextlib.closing(client.run) as run, serving(client.http.app) as url:
     with openai.OpenAI(base_url=url, api_key="-") as client:
       play = agent.Play(task, "baar:large", 0)
-      agent.play(client, corridor.Corridor(1, 1, 1, 12), play)
+      for _ in range(2):  # A session is played once.
+        agent.play(client, corridor.Corridor(1, 1, 1, 12), play)
     (episode,) = run.store.episodes("always-large")
   models.shutdown()
   assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")

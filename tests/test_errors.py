@@ -36,6 +36,9 @@ SEEN = {
   "BudgetSpent",
   "NoAnswer",
   "refusal",
+  "LedgerError",
+  "UnknownItem",
+  "ImpossibleUsage",
 }
 AREAS = sorted(path.stem for path in Path(__file__).parent.glob("errors_*.py"))
 TABLES = [importlib.import_module(name) for name in AREAS]

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import sqlite3
@@ -684,3 +685,132 @@ def test_a_rule_that_is_not_served_any_more_labels_its_sessions(routed):
   client.chat()
   del client.http.app.exchange.deciders["router"]
   assert "Policy: router. Cost" in client.http.get("/").text
+
+
+def wait_until(holds):
+  """Wait until something holds, for at most ten seconds."""
+  for _ in range(200):
+    if holds():
+      return
+    time.sleep(0.05)
+  raise AssertionError("it does not hold")
+
+
+@pytest.mark.parametrize("command, score", [("echo 0.5", 0.5), ("false", None)])
+def test_a_command_scores_a_task_at_its_end(
+  tmp_path, upstream, monkeypatch, command, score
+):
+  """The first task ends by a header, and the second one after some time."""
+  monkeypatch.setattr("baar_jax.serve.exchange.WATCH_S", 0.05)
+  script = tmp_path / "score.sh"
+  script.write_text(f"{command}\n")
+  command = f"sh {script}"
+  with Client(tmp_path, upstream, outcome=command, idle_s=1.0) as client:
+    for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
+      client.chat(name, headers)
+      asked = client.http.app.exchange._asked
+      wait_until(lambda name=name, asked=asked: len(asked) == 1 + (name == "idle"))
+      wait_until(lambda name=name: client.session(name)["score"] == score)
+      before = client.session(name)["id"]
+      client.chat(name)
+      session = client.http.get(f"/v1/sessions/{before}").json()
+      assert [len(c["steps"]) for c in session["conversations"]] == [1, 1]
+
+
+KEYS = """
+[ann]
+sha256 = "{}"
+usd_per_day = 0.0009
+[bob]
+sha256 = "{}"
+max_large_calls = 0
+[root]
+sha256 = "{}"
+operator = true
+"""
+
+
+def test_keys_part_the_clients(tmp_path, upstream):
+  """Ann has a cap per day, and Bob one per session. The operator sees both."""
+  digests = [hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b", "r")]
+  (tmp_path / "keys.toml").write_text(KEYS.format(*digests))
+  with Client(tmp_path, upstream, keys=str(tmp_path / "keys.toml")) as client:
+    ann, bob, root = [{"x-api-key": name} for name in ("a", "b", "r")]
+    replies = [client.chat(f"s{n}", ann) for n in range(10)]
+    statuses = [reply.status_code for reply in replies]
+    assert statuses == sorted(statuses) and {*statuses} == {200, 429}
+    assert client.chat("s0", bob, model="baar:large").json()["model"] == "small"
+    get = functools.partial(client.http.get, "/v1/sessions")
+    names = []
+    for key in (ann, bob, root):
+      names.append([session["id"] for session in get(headers=key).json()["data"]])
+    assert {*names[0]} == {f"s{n}" for n in range(10)} and names[1] == ["s0"]
+    assert len(names[2]) == 11
+    page = get(headers=root, params={"client": "bob", "limit": 1}).json()["data"]
+    assert [session["client"] for session in page] == ["bob"]
+    path = "/v1/sessions/s0"
+    patch = functools.partial(client.http.patch, path, json={"max_large_calls": 1})
+    assert [patch(headers=key).status_code for key in (bob, root)] == [403, 200]
+    assert client.http.get("/v1/sessions/s1", headers=bob).status_code == 404
+    assert get().status_code == 401
+
+
+def test_a_model_that_fails_all_the_time_is_asked_once_in_a_while(
+  tmp_path, upstream, monkeypatch
+):
+  upstream.fault = lambda number, request: "500"
+  models = {"max_failures": 3, "retries": 0}
+  with Client(tmp_path, upstream, models=models) as client:
+    statuses = [client.chat(f"s{n}").status_code for n in range(6)]
+    assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+    upstream.fault = lambda number, request: None
+    assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
+
+
+def test_a_decision_without_a_report_expires_without_its_texts(tmp_path, upstream):
+  with Client(tmp_path, upstream, report_s=0.2) as client:
+    body = {"messages": LONG, "model": "baar", "session_id": "s"}
+    assert client.post("/v1/decision", body).json()["model"] == "small"
+    (routed,) = client.http.app.exchange._reported.values()
+    assert "xxx" not in repr(routed)
+    wait_until(lambda: client.session()["in_flight"] == 0)
+    assert client.session()["spent_usd"] > 0.04
+
+
+def test_responses_refer_to_earlier_ones(client, upstream):
+  body = {"model": "gpt-9", "input": "Go out."}
+  first = client.post("/v1/responses", body).json()
+  (item,) = first["output"]
+  more = {"role": "user", "content": "On."}
+  bodies = [
+    body | {"previous_response_id": first["id"], "input": [more]},
+    body | {"input": [{"type": "item_reference", "id": item["id"]}, more]},
+  ]
+  for number, body in enumerate(bodies):
+    assert client.post("/v1/responses", body).status_code == 200
+    sent = upstream.seen[-1]["input"]
+    assert sent == [{"role": "user", "content": "Go out."}, item, more][number:]
+  body["input"] = [{"type": "item_reference", "id": "other"}]
+  error = client.post("/v1/responses", body).json()["error"]["message"]
+  assert "Set store: false" in error
+
+
+def test_other_routes_of_the_forms(tmp_path, upstream):
+  models = {"forms": ("chat/completions messages", "messages")}
+  with Client(tmp_path, upstream, models=models) as client:
+    body = {"model": "claude-x", "messages": ASK, "max_tokens": 9}
+    version = {"anthropic-version": "2026-10-21", "anthropic-beta": "b"}
+    count = client.post("/v1/messages/count_tokens?beta=true", body, version)
+    assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]
+    assert client.post("/v1/messages?beta=true", body, version).status_code == 200
+    assert upstream.headers[-1].items() >= version.items()
+    refused = client.post("/v1/responses", {"model": "baar", "input": "a"})
+    assert refused.status_code == 404 and "forms" in refused.text
+    listed = client.http.get("/v1/models", headers=version).json()
+    assert listed["data"][0]["id"] == listed["first_id"] == "claude-baar"
+    assert client.http.head("/").status_code == 200
+    upstream.fault = lambda number, request: "429"
+    error = client.post("/v1/messages", body).json()
+    assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"

@@ -342,7 +342,7 @@ class Exchange:
     """
     number = routed.begin(reported=True).number
     routed.call.body = {}
-    routed.call.history = routed.call.history._replace(observations=[])
+    routed.call.history = None
     self._reported[number] = routed
     loop = asyncio.get_running_loop()
     loop.call_later(self.config.serve.report_s, self._expire, number)
@@ -442,19 +442,20 @@ class Exchange:
           await self._end(conversation)
 
   async def _end(self, conversation: Conversation) -> None:
-    """End a conversation, with the score that `serve.outcome` prints, if there is one.
+    """End a conversation, with the score that `serve.outcome` prints, if it is set.
 
     If the command fails, is late or prints no score, there is no score.
     """
     self._asked.add(conversation.id)
-    serve_config = self.config.serve
+    with contextlib.suppress(LedgerError):
+      self.sessions.finish(conversation, changed_s=0.0)
     purse = conversation.purse
+    command = shlex.split(self.config.serve.outcome)
+    if not command:
+      return
     try:
-      if not serve_config.outcome:
-        raise ValueError("no command")
-      command = [*shlex.split(serve_config.outcome), purse.name]
       process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        *command, purse.name, stdout=asyncio.subprocess.PIPE
       )
       try:
         async with asyncio.timeout(OUTCOME_S):
@@ -464,6 +465,6 @@ class Exchange:
           process.kill()
       fields = {"score": float(output), "conversation": conversation.id}
       self.score(purse, SessionScore.read(fields))
-    except (ValueError, OSError, LedgerError):
-      with contextlib.suppress(LedgerError):
-        self.sessions.finish(conversation, changed_s=0.0)
+    except (ValueError, OSError, LedgerError) as error:
+      problem = f"no score of session {purse.name} by serve.outcome"
+      print(f"error: {problem} ({type(error).__name__})", file=sys.stderr)

@@ -169,6 +169,7 @@ class ClientCall:
     count = len(self.body[self.form.history])
     self.cache = Cache(count, hash_prefix(self.form, self.body, count), 0, 0.0)
     self.has_tools = bool(self.body.get("tools"))
+    self.place = len(self.history.actions)
 
   @property
   def headers(self) -> dict[str, str]:
@@ -495,9 +496,10 @@ class RoutedCall:
       atoms = []
       with contextlib.suppress(*MALFORMED):
         atoms = hash_turn(call.form.read_reply(self.answer))
-      place = len(call.history.actions)
       size = call.bound_tokens
-      record = Record(self.step, place, cache, switch_usd, atoms, size, call.has_tools)
+      record = Record(
+        self.step, call.place, cache, switch_usd, atoms, size, call.has_tools
+      )
     self.end(outcome, billed, record)
 
   def _switch_usd(self, call: Call) -> float:
