@@ -362,4 +362,3 @@ CASES = [
   ),
   ("The score is 2. Pass a number in [0, 1].", partial(decide_alone, score=2)),
 ]
-UNSEEN = {"baar_jax/serve/exchange.py _end": "the server goes on without a score"}

@@ -65,8 +65,8 @@ class Record:
   cache: Cache | None
   switch_usd: float
   atoms: list[str]
-  size: int
-  has_tools: bool
+  size: int = 0
+  has_tools: bool = False
 
 
 RECORD = TypeAdapter(Record)

@@ -65,7 +65,7 @@ class Endpoint:
   model: str
   base_url: str
   variable: str | None
-  forms: str
+  forms: str = ""
 
   @property
   def host(self) -> str:
