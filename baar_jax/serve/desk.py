@@ -120,6 +120,8 @@ class Desk:
       self._lower_caps(purse, fields)
     is_side = conversation is None and self._is_side_call(purse, headers, body)
     spec_key = self.find_spec(selected, purse.cap).key
+    if conversation and conversation.state.policy != spec_key:
+      conversation = None
     if conversation is None and not is_side:
       state = State(
         selected.rule,
@@ -207,7 +209,7 @@ class Desk:
     whole = []
     recent = []
     for found in candidates:
-      is_same = found.state.policy == self.find_spec(selected, found.purse.cap).key
+      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
       if not is_same or found.score is not None or found.changed_s < since_s:
         continue
       alive.append(found)
@@ -216,8 +218,16 @@ class Desk:
       if found.has_replies(atoms, found.records[-1:]):
         recent.append(found)
     if whole:
-      # Of equal conversations, the one that has waited longest.
-      return max(whole, key=lambda found: (len(found.records), -found.changed_s))
+      # A changed cap has begun a new conversation, to which the call belongs. Of equal
+      # conversations, the call continues the one that has waited longest.
+      return max(
+        whole,
+        key=lambda found: (
+          found.state.policy == self.find_spec(selected, found.purse.cap).key,
+          len(found.records),
+          -found.changed_s,
+        ),
+      )
     return next(iter(recent or alive), None)
 
   def _is_side_call(
