@@ -256,6 +256,12 @@ def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):
   assert client.http.patch(path, json={"max_usd": 1}).json()["usd_limit"] == 1
   assert client.http.patch(path, json={"max_usd": None}).json()["left_usd"] is None
   assert client.http.patch(path, json={"max_usd": -1}).status_code == 400
+  client.chat("new")
+  client.http.patch("/v1/sessions/new", json={"max_usd": 1})
+  turn = [{"role": "assistant", "content": REPLY}, *ASK]
+  later = [client.chat("new", messages=[*ASK, *turn * n]) for n in (1, 2)]
+  # The changed cap begins one conversation.
+  assert len({reply.headers["x-baar-conversation"] for reply in later}) == 1
 
 
 def test_a_cap_is_never_passed_and_errors_name_the_dollars(tmp_path, upstream):

@@ -124,11 +124,15 @@ class Desk:
     )
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
-    if conversation is None and not self._is_side_call(purse, headers, body):
+    policy = self.find_spec(selected, cap).key
+    is_side = conversation is None and self._is_side_call(purse, headers, body)
+    if conversation and conversation.state.policy != policy:
+      conversation = None
+    if conversation is None and not is_side:
       state = State(
         selected.rule,
         selected.cost_weight,
-        self.find_spec(selected, cap).key,
+        policy,
         task_id=fields.task_id or history.opening,
         description=history.task * serve_config.record_text,
         opening=history.opening,
@@ -203,8 +207,8 @@ class Desk:
     whole = []
     recent = []
     for found in candidates:
-      spec = self.find_spec(selected, found.purse.cap)
-      if found.state.policy != spec.key or found.changed_s < since_s:
+      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
+      if not is_same or found.changed_s < since_s:
         continue
       alive.append(found)
       if found.has_replies(atoms, found.records):
@@ -212,8 +216,16 @@ class Desk:
       if found.has_replies(atoms, found.records[-1:]):
         recent.append(found)
     if whole:
-      # Of equal conversations, the one that has waited longest.
-      return max(whole, key=lambda found: (len(found.records), -found.changed_s))
+      # A changed cap has begun a new conversation, to which the call belongs. Of equal
+      # conversations, the call continues the one that has waited longest.
+      return max(
+        whole,
+        key=lambda found: (
+          found.state.policy == self.find_spec(selected, found.purse.cap).key,
+          len(found.records),
+          -found.changed_s,
+        ),
+      )
     return next(iter(recent or alive), None)
 
   def _is_side_call(
