@@ -67,10 +67,10 @@ def read(body: str, kind: str = "application/json") -> None:
   asyncio.run(read_body(make_request(body=body, content_type=kind), 0.5))
 
 
-def read_messages(field: object, path: str = "chat/completions") -> Callable:
-  """Make a case that reads the messages of a call."""
+def read_messages(value: object, path: str, tmp: Path) -> None:
+  """Read the messages of a call."""
   form = FORMS[path]
-  return lambda tmp: read_history({form.history: field}, form)
+  read_history({form.history: value}, form)
 
 
 def receive(app: App, model: str = "baar") -> ClientCall:
@@ -102,6 +102,10 @@ def score_without_a_call(app: App) -> None:
 
 def call_no_model(app: App) -> None:
   asyncio.run(ask(decide(app), 0))
+
+
+def count_tokens(app: App) -> None:
+  asyncio.run(app._count_tokens(make_request(), None, {}))
 
 
 def score_before_the_retry(app: App) -> None:
@@ -230,30 +234,6 @@ CASES = [
     lambda tmp: SessionScore.read({"score": 2.0}),
   ),
   (
-    "Correct the field messages: a text is missing, or is not a text.",
-    read_messages([{"content": "Hello"}]),
-  ),
-  (
-    "Correct the field messages: messages must have at least one message.",
-    read_messages([]),
-  ),
-  (
-    "Correct the field messages: messages must have at least one message.",
-    read_messages([], "messages"),
-  ),
-  (
-    "Correct the field input: input must have at least one message.",
-    read_messages([], "responses"),
-  ),
-  (
-    "Correct the field messages: messages must be a list of JSON objects.",
-    read_messages(None),
-  ),
-  (
-    "Correct the field messages: tool_calls must have the function as a JSON object.",
-    read_messages([{"tool_calls": [{"function": 1}]}]),
-  ),
-  (
     "Unknown model. Send one of these: baar, baar:small, ...",
     use_app(lambda app: receive(app, "llama")),
   ),
@@ -285,21 +265,6 @@ CASES = [
     "No model of this server offers chat/completions. Use another form "
     "(--config.models.forms).",
     use_app(decide, models={"forms": ("messages",)}),
-  ),
-  (
-    "The model small ... Send the call again. If this error repeats, check "
-    "--config.models of this server.",
-    use_app(call_no_model),
-  ),
-  (
-    "The model small ... Send the call again. If this error repeats, check "
-    "--config.models of this server.",
-    use_app(lambda app: asyncio.run(app._count_tokens(make_request(), None, {}))),
-  ),
-  (
-    "The model small ... Send the call again. If this error repeats, check "
-    "--config.models of this server.",
-    use_app(score_before_the_retry),
   ),
   (
     "Cannot listen on 127.0.0.1:... (Address already in use...). Set another "
@@ -362,3 +327,29 @@ CASES = [
   ),
   ("The score is 2. Pass a number in [0, 1].", partial(decide_alone, score=2)),
 ]
+CASES += [
+  (
+    "The model small ... Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    use_app(act),
+  )
+  for act in (call_no_model, score_before_the_retry, count_tokens)
+]
+# Rows: the path of a wire form, its messages, and the problem.
+WRONG = [
+  ("messages", [], "messages must have at least one message"),
+  ("responses", [], "input must have at least one message"),
+  ("chat/completions", [], "messages must have at least one message"),
+  ("chat/completions", None, "messages must be a list of JSON objects"),
+  ("chat/completions", [{"content": 7}], "content must be a list of JSON objects"),
+  ("chat/completions", [{"content": "x"}], "a text is missing, or is not a text"),
+  ("chat/completions", [{"content": "\ud83d"}], "'utf-8' codec can't encode ..."),
+  (
+    "chat/completions",
+    [{"tool_calls": [{"function": 1}]}],
+    "tool_calls must have the function as a JSON object",
+  ),
+]
+for path, value, problem in WRONG:
+  message = f"Correct the field {FORMS[path].history}: {problem}."
+  CASES.append((message, partial(read_messages, value, path)))

@@ -14,10 +14,12 @@ from contextlib import closing
 
 import httpx2
 import numpy as np
-from schedules import WORDS, Server
+import schedules
 from standin import StandIn
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
+from baar_jax.run import Run
+from baar_jax.stages import serve
 
 ROUNDS = 2
 START_S = 3.0  # seconds during which sessions begin
@@ -60,20 +62,29 @@ async def measure(url: str, model: str, name: str, sessions: int, steps: int):
     return np.array(seconds), sessions * steps / (time.perf_counter() - start_s)
 
 
+def serve_forever(config: Config) -> None:
+  """Serve without the full disk of schedules.py."""
+  serve.main(Run(config))
+
+
 def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
   def answer(request: dict) -> str:
     """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
     time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
-    return WORDS
+    return schedules.WORDS
 
   size, models = (int(sessions), int(steps)), StandIn(answer)
   forking = multiprocessing.get_context("fork")
   forking.Process(target=models.serve_forever, daemon=True).start()
   with tempfile.TemporaryDirectory() as runs:
-    config = Config(runs=runs, env=EnvConfig("served"))
-    config.models = ModelsConfig("chat", base_urls=(models.url,))
-    config.serve = ServeConfig(router=router, max_usd=5.0)
-    with closing(Server(config)) as server:
+    config = Config(
+      runs=runs,
+      env=EnvConfig("served"),
+      models=ModelsConfig("chat", base_urls=(models.url,)),
+      serve=ServeConfig(router=router, max_usd=5.0),
+    )
+    schedules.serve_forever = serve_forever
+    with closing(schedules.Server(config)) as server:
       for number in range(ROUNDS):
         direct_NxS, direct_rate = asyncio.run(
           measure(models.url, "gpt-4.1", f"s{number}", *size)
@@ -81,16 +92,14 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
         routed = measure(f"{server.url}/v1", "baar", f"s{number}", *size)
         routed_NxS, rate = asyncio.run(routed)
         added_ms, took_s = 1e3 * (routed_NxS - direct_NxS), routed_NxS.sum(axis=1)
-        row = {
-          "sessions": size[0],
-          "calls": routed_NxS.size,
-          "share": rate / direct_rate,
-        }
-        row |= {
-          "added_ms_median": np.median(added_ms),
-          "added_ms_p99": np.quantile(added_ms, 0.99),
-        }
-        row |= {"slowest_session_over_median": took_s.max() / np.median(took_s)}
+        row = dict(
+          sessions=size[0],
+          calls=routed_NxS.size,
+          share=rate / direct_rate,
+          added_ms_median=np.median(added_ms),
+          added_ms_p99=np.quantile(added_ms, 0.99),
+          slowest_session_over_median=took_s.max() / np.median(took_s),
+        )
         print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
 
 

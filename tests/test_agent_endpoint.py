@@ -1,6 +1,5 @@
 """Test the endpoint over a socket: OpenAI's client, a browser, the example, kills."""
 
-import asyncio
 import contextlib
 import socket
 import threading
@@ -12,7 +11,7 @@ import uvicorn
 from browser import open_phone
 from schedules import run_schedules
 from standin import StandIn
-from test_serve import ASK, PRICES, REPLY, TOKENS, USD, Client
+from test_serve import ASK, REPLY, TOKENS, USD, Client
 
 from baar_jax.episode import Task
 from examples import agent, corridor
@@ -136,38 +135,6 @@ def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
     ask.session()["spent_usd"]
   )
   assert store.tasks("train")[0].description == "go out"
-  ask(tools=TOOLS)  # The next task of the session.
-  scores = [conversation["score"] for conversation in ask.session()["conversations"]]
-  assert scores == [None, 0.5]
-
-
-def test_an_asynchronous_client_runs_many_sessions_at_once(endpoint, upstream):
-  upstream.fault = lambda number, request: None
-
-  async def play(client, number):
-    headers = {"x-session-id": f"async {number}"}
-    request = {
-      "model": "baar:large",
-      "messages": ASK,
-      "user": "async",
-      "extra_headers": headers,
-    }
-    plain = await client.chat.completions.create(**request)
-    async for chunk in await client.chat.completions.create(stream=True, **request):
-      assert chunk.model == plain.model == "large"
-    return await client.get(f"/sessions/async {number}", cast_to=object)
-
-  async def play_all():
-    async with openai.AsyncOpenAI(base_url=endpoint[1], api_key="-") as client:
-      return await asyncio.gather(*(play(client, number) for number in range(16)))
-
-  sessions = asyncio.run(play_all())
-  counts = [
-    found["count"] for session in sessions for found in session["conversations"]
-  ]
-  assert counts == [2] * 16
-  usd = float(upstream.usd({"large": PRICES[1]}, "async"))
-  assert sum(session["spent_usd"] for session in sessions) == pytest.approx(usd)
 
 
 def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):

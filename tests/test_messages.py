@@ -90,15 +90,6 @@ def test_a_reply_is_known_again_without_ids_and_layout():
   )
 
 
-@pytest.mark.parametrize(
-  "messages",
-  [None, [], ["hello"], [user(7)], [user("\ud83d")]],
-)
-def test_wrong_messages_are_refused_in_one_line(messages):
-  with pytest.raises(ValueError, match="^Correct the field messages[^\n]*: [^\n]*$"):
-    read_history({"messages": messages})
-
-
 class Spy(Policy):
   """Repeats the decisions of an episode, and keeps the tokens that a router reads."""
 
