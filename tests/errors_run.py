@@ -19,7 +19,7 @@ from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import load_split
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run, check_models
-from baar_jax.stages import bench, evaluate, train
+from baar_jax.stages import evaluate, train
 from baar_jax.store import VERSION, Store, read_config, read_run
 from baar_jax.train import jobs
 
@@ -174,11 +174,6 @@ def run_stage(tmp: Path, stage: Callable[[Run], None]) -> None:
     stage(run)
 
 
-def bench_chat(tmp: Path) -> None:
-  with open_served(tmp) as run:
-    bench.main(run)
-
-
 def damage_file(tmp: Path, name: str) -> None:
   (tmp / name).write_text("{}")
   figures(FEW, directory=tmp)
@@ -283,10 +278,6 @@ CASES = [
   (
     "TMP/tiny has not finished the stage references: run --stage=references first",
     lambda tmp: run_stage(tmp, train.train_families("sft")),
-  ),
-  (
-    "--stage=bench needs scripted models: set --config.models.kind=scripted",
-    bench_chat,
   ),
   (
     "TMP/forecast.csv cannot be read: run --stage=forecast again",

@@ -9,7 +9,6 @@ import main
 
 ROOT = Path(__file__).parents[1]
 SANDBOX = "--config=configs/sandbox.py"
-APPWORLD = "--config=configs/appworld.py"
 CHAT = "--config.models.kind=chat"
 FIELDS = "baar_jax/config.py"
 # Arguments, and texts that the error must contain.
@@ -24,7 +23,6 @@ WRONG = {
   "--config.serve.cache_ttl_s=60": f"Field cache_ttl_s not found ... {FIELDS}",
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
-  f"{APPWORLD} --config.env.options.data=/x --config.dry_run": "no data in /x: set --",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
   f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",

@@ -10,7 +10,6 @@ from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.run import env_arguments
 from baar_jax.store import Store, read_config
 from baar_jax.train import families, jobs
 from baar_jax.train.dataset import load_profiles, split_by_profile
@@ -50,8 +49,6 @@ def main(config: Config, stages: Sequence[str]) -> None:
   # The dry run reads a copy in memory. Another process may be using the file, and a
   # file of an older version must not be converted by a dry run.
   store = Store(path if path.exists() else ":memory:", in_memory=True)
-  description = "stored" if store.tasks("train") else check_tasks(config)
-  print(f"tasks: {description}")
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
@@ -64,24 +61,6 @@ def main(config: Config, stages: Sequence[str]) -> None:
   rows.loc["in all"] = rows.sum()
   print("dry run: nothing is played or paid; estimates, at list prices")
   print(rows.to_string(formatters=FORMATS))
-
-
-def check_tasks(config: Config) -> str:
-  """Describe the tasks of an environment before its first run.
-
-  Returns:
-    The number of tasks per split. If only the engine can list the tasks, a line that
-      says so.
-
-  Raises:
-    ValueError: the environment cannot list its tasks, so a run would fail too.
-  """
-  env_config = config.env
-  engine = table.load(env_config.kind).engine
-  if engine is None or not engine.named_data(env_config.options.get("data", "")):
-    return "not checked, because listing them needs the engine: run --stage=setup"
-  env = table.make(env_config.kind, **env_arguments(config))
-  return ", ".join(f"{len(env.tasks(split))} {split}" for split in SPLITS)
 
 
 def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
