@@ -105,7 +105,8 @@ def call_no_model(app: App) -> None:
 
 
 def count_tokens(app: App) -> None:
-  asyncio.run(app._count_tokens(make_request(), None, {}))
+  request = make_request(body="{}", content_type="application/json")
+  asyncio.run(app._count_tokens(request, None))
 
 
 def score_before_the_retry(app: App) -> None:
@@ -144,7 +145,8 @@ def close_the_connection(app: App) -> None:
     return {"type": "http.disconnect"}
 
   scope = make_request(content_type="application/json").scope
-  raise_answer(app, app._with_body(app._score_session), Request(scope, receive))
+  request = Request(scope, receive)
+  raise_answer(app, lambda request, key: app._read(request), request)
 
 
 def listen_on_a_used_port(run: Run) -> None:
@@ -191,7 +193,7 @@ CASES = [
   ),
   (
     "Only an operator's key may change caps. Ask the operator.",
-    use_app(lambda app: asyncio.run(app._change_session(None, ClientKey(), {}))),
+    use_app(lambda app: asyncio.run(app._change_session(None, ClientKey()))),
   ),
   (
     "This server has no WebSockets. Send POST /v1/responses.",

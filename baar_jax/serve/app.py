@@ -1,5 +1,6 @@
 """Answer clients' HTTP requests: chat completions, decisions, scores, and pages."""
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -69,20 +70,19 @@ class App(Starlette):
     )
     self._page = jinja.get_template("sessions.html.j2")
     table = {
-      "POST /v1/decision": self._with_body(self._answer_decision),
+      "POST /v1/decision": self._answer_decision,
       "GET /v1/models": self._list_models,
       "GET /v1/responses": self._refuse_socket,
-      "POST /v1/messages/count_tokens": self._with_body(self._count_tokens),
+      "POST /v1/messages/count_tokens": self._count_tokens,
       "GET /v1/sessions": self._list_sessions,
-      "POST /v1/sessions/{id:path}/score": self._with_body(self._score_session),
+      "POST /v1/sessions/{id:path}/score": self._score_session,
       "GET /v1/sessions/{id:path}": self._show_session,
-      "PATCH /v1/sessions/{id:path}": self._with_body(self._change_session),
+      "PATCH /v1/sessions/{id:path}": self._change_session,
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
     }
     for path, form in FORMS.items():
-      answer = functools.partial(self._answer_call, form)
-      table[f"POST /v1/{path}"] = self._with_body(answer)
+      table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
     routes = [Route("/health", lambda request: JSONResponse({"status": "ok"}))]
     for method_and_path, handle in table.items():
       method, path = method_and_path.split()
@@ -105,17 +105,9 @@ class App(Starlette):
     handlers = {HTTPException: refuse}
     super().__init__(routes=routes, exception_handlers=handlers, lifespan=live)
 
-  def _with_body(
-    self, handle: Callable[[Request, ClientKey, dict], Awaitable[ASGIApp]]
-  ) -> RouteHandler:
-    """Return a route handler that reads a request's JSON body and passes it on."""
-
-    async def answer(request: Request, key: ClientKey) -> ASGIApp:
-      """Read the request's body, and answer the request by `handle`."""
-      body = await read_body(request, self.exchange.config.serve.max_body_mb)
-      return await handle(request, key, body)
-
-    return answer
+  async def _read(self, request: Request) -> dict:
+    """Read the JSON body of a request."""
+    return await read_body(request, self.exchange.config.serve.max_body_mb)
 
   def _guard(self, handle: RouteHandler) -> Callable[[Request], Awaitable[ASGIApp]]:
     """Return a function that checks the client's key before it calls `handle`.
@@ -172,9 +164,10 @@ class App(Starlette):
     raise Refusal(401, problem, code="invalid_api_key")
 
   async def _answer_call(
-    self, form: WireForm, request: Request, key: ClientKey, body: dict
+    self, form: WireForm, request: Request, key: ClientKey
   ) -> Response:
     """Answer a call in its wire form: choose a model, call it, and book the cost."""
+    body = await self._read(request)
     headers = read_headers(request)
     is_stream = bool(body.get("stream"))
     try:
@@ -182,7 +175,13 @@ class App(Starlette):
         self.exchange.items.resolve(key.name, body)
       receive = functools.partial(self.desk.receive, key, form, headers, body)
       delivery = self.exchange.deliver(key.name, headers, body, receive)
-      fields, own_headers = await delivery.wait()
+      # After the body, the next message is that the client has left.
+      leaving = asyncio.ensure_future(request.receive())
+      leaving.add_done_callback(delivery.drop)
+      try:
+        fields, own_headers = await delivery.wait()
+      finally:
+        leaving.cancel()
     except Refusal as refusal:
       is_partial = headers.get("x-baar-on-exhausted") == "partial"
       is_partial &= form is chat_completions.FORM
@@ -193,15 +192,12 @@ class App(Starlette):
       return StreamingResponse(
         delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
       )
-    if await request.is_disconnected():
-      delivery.is_dropped = True
     is_stream &= form is chat_completions.FORM
     return respond(fields, is_stream, own_headers)
 
-  async def _count_tokens(
-    self, request: Request, key: ClientKey, body: dict
-  ) -> Response:
+  async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
     """Pass a request for a count of tokens on to SMALL. It costs nothing."""
+    body = await self._read(request)
     upstream = self.exchange.upstreams[0]
     answer = await upstream.send(
       messages.FORM,
@@ -214,15 +210,14 @@ class App(Starlette):
       raise upstream.refuse(answer, messages.FORM)
     return JSONResponse(answer.fields)
 
-  async def _answer_decision(
-    self, request: Request, key: ClientKey, body: dict
-  ) -> Response:
+  async def _answer_decision(self, request: Request, key: ClientKey) -> Response:
     """Answer a decision alone, for a client that calls the chosen model itself.
 
     If the body has the `decision_id` of an earlier decision, book the usage that the
     client reports for that decision's call.
     """
     exchange = self.exchange
+    body = await self._read(request)
     if "decision_id" in body:
       routed = exchange.book_report(body["decision_id"], body)
       fields = self._describe(routed.call.purse)
@@ -256,21 +251,17 @@ class App(Starlette):
     )
     return JSONResponse(fields, headers=routed.headers)
 
-  async def _score_session(
-    self, request: Request, key: ClientKey, body: dict
-  ) -> Response:
+  async def _score_session(self, request: Request, key: ClientKey) -> Response:
     """End a session's task with its score, and respond with its caps and dollars."""
     purse = self._find_purse(request, key)
-    self.exchange.score(purse, SessionScore.read(body))
+    self.exchange.score(purse, SessionScore.read(await self._read(request)))
     return JSONResponse(self._describe(purse))
 
   async def _show_session(self, request: Request, key: ClientKey) -> Response:
     """Respond with a session's caps, dollars and conversations."""
     return JSONResponse(self._describe(self._find_purse(request, key)))
 
-  async def _change_session(
-    self, request: Request, key: ClientKey, body: dict
-  ) -> Response:
+  async def _change_session(self, request: Request, key: ClientKey) -> Response:
     """Replace the caps of a session that an operator names.
 
     Raises:
@@ -279,7 +270,7 @@ class App(Starlette):
     if not key.operator:
       raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
     purse = self._find_purse(request, key)
-    caps = Caps.read(body)
+    caps = Caps.read(await self._read(request))
     cap = purse.cap
     if "max_usd" in caps.model_fields_set:
       cap = Cap(cap.calls, caps.max_usd)

@@ -242,7 +242,8 @@ class Desk:
     if headers.get("user-agent", "").startswith(TOOL_AGENTS):
       return True
     size = bound_tokens(body)
-    for conversation in self._sessions.list_conversations("purse = ?", purse.id):
+    open_ones = "purse = ? AND changed_s > 0"
+    for conversation in self._sessions.list_conversations(open_ones, purse.id):
       records = conversation.records
       if records and records[-1].has_tools and size < records[-1].size:
         return True

@@ -80,6 +80,10 @@ class Delivery:
     """Tell whether a retry may get this answer: it has no error so far."""
     return not self.begun.done() or not self.begun.exception()
 
+  def drop(self, leaving: asyncio.Future) -> None:
+    """Note that a client left before the answer, unless the watch was cancelled."""
+    self.is_dropped |= not leaving.cancelled()
+
   def add(self, block: bytes) -> None:
     """Add an event of the stream."""
     self.blocks.append(block)
@@ -234,8 +238,6 @@ class Exchange:
           delivery.add(block)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
-      if is_final and call.conversation:
-        await self._end(call.conversation)
     except Exception as error:
       if not delivery.begun.done():
         delivery.begun.set_exception(error)
@@ -246,6 +248,8 @@ class Exchange:
       if routed and routed.last_attempt:
         routed.book_reply()
       delivery.finish()
+    if is_final and call.conversation:
+      await self._end(call.conversation)
 
   async def decide(self, call: ClientCall) -> RoutedCall:
     """Choose the model that answers a call; a side call goes to SMALL.

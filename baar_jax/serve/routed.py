@@ -436,28 +436,33 @@ class RoutedCall:
     """
     form = self.call.form
     meter = Meter(form.counts_beside)
+    message = ""
     try:
       async with contextlib.aclosing(stream.response):
         async for block, data in stream.events():
           event = meter.read(data) or {}
           kind = event.get("type") or data.decode(errors="replace")
           if event.get("error") or kind == "error":
-            raise ConnectionError(self.upstream.read_failure(data))
-          if data and not event and kind not in form.endings:
-            raise ConnectionError("the stream has an event that is not a JSON object")
+            message = self.upstream.read_failure(data)
+            raise ConnectionError("the stream has an error")
           with contextlib.suppress(*MALFORMED):
             form.collect(self.answer, event)
-          if not form.is_hidden(event, self.call.body):
-            yield block
           if kind in form.endings:
             break
+          if data and not event:
+            raise ConnectionError("the stream has an event that is not a JSON object")
+          if not form.is_hidden(event, self.call.body):
+            yield block
     except LOST as failure:
-      refusal = self.refuse(explain(failure))
+      self.book_reply()
+      outcome = dataclasses.replace(explain(failure), message=message)
+      refusal = self.refuse(outcome)
       event = form.write_failure(refusal.body["error"], refusal.status)
       yield write_event(event)
-      self.book_reply()
       return
+    # A client that has read the last event can read the cost, too.
     self.book_reply(meter)
+    yield block
 
   def book_reply(self, meter: Meter | None = None) -> None:
     """Settle the reply's cost, and append it to the conversation as a step.
