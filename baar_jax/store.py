@@ -385,7 +385,7 @@ def convert_config(stored: dict) -> dict:
   """Convert a configuration that an older version of this program stored.
 
   Its value heads may have had a share of Monte-Carlo returns, which has no successor.
-  Its vanilla RL had BoPO's learning rate and epsilon.
+  Its vanilla RL had BoPO's learning rate and epsilon. Its models had one wire form.
 
   Args:
     stored: the value that config.json contains.
@@ -396,6 +396,8 @@ def convert_config(stored: dict) -> dict:
   """
   value = dict(stored["value"])
   value.pop("return_share", None)
+  for models in (stored["models"], stored["baselines"]["judge"]):
+    models.pop("wire", None)
   bopo = stored["bopo"]
   vanilla = {
     "vanilla_learning_rate": bopo["learning_rate"],

@@ -36,7 +36,6 @@ SEEN = {
   "BudgetSpent",
   "NoAnswer",
   "refusal",
-  "LedgerError",
   "UnknownItem",
   "ImpossibleUsage",
 }

@@ -816,6 +816,7 @@ def test_other_routes_of_the_forms(tmp_path, upstream):
     assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]
     assert client.post("/v1/messages?beta=true", body, version).status_code == 200
     assert upstream.headers[-1].items() >= version.items()
+    assert upstream.paths[-1] == "/v1/messages?beta=true"
     refused = client.post("/v1/responses", {"model": "baar", "input": "a"})
     assert refused.status_code == 404 and "forms" in refused.text
     listed = client.http.get("/v1/models", headers=version).json()

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import hmac
 import json
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ from baar_jax.serve.request import (
   write_event,
 )
 from baar_jax.serve.routed import EXHAUSTED
-from baar_jax.serve.sessions import Conversation, LedgerError, Purse
+from baar_jax.serve.sessions import Conversation, Purse
 
 SHOWN_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
@@ -122,8 +123,13 @@ class App(Starlette):
         return await handle(request, self._check_client(request))
       except Refusal as error:
         refusal = error
-      except LedgerError as error:
-        refusal = Refusal(503, str(error), "server_error")
+      except sqlite3.OperationalError as error:
+        refusal = Refusal(
+          503,
+          f"The server cannot write its ledger ({error}). Free disk space there, and "
+          "send the call again.",
+          "server_error",
+        )
       except (responses.UnknownItem, ImpossibleUsage) as error:
         refusal = Refusal(400, str(error))
       except ClientDisconnect:
@@ -222,11 +228,11 @@ class App(Starlette):
       routed = exchange.book_report(body["decision_id"], body)
       fields = self._describe(routed.call.purse)
       return JSONResponse(fields, headers=routed.headers)
-    # A body with another field than `messages` is in the form of Responses.
     form = chat_completions.FORM
-    for other in FORMS.values():
-      if form.history not in body and other.history in body:
-        form = other
+    if "input" in body:
+      form = responses.FORM
+    if "anthropic-version" in request.headers:
+      form = messages.FORM
     call = self.desk.receive(key, form, read_headers(request), body)
     outlooks = exchange.forecast(call) if call.conversation else ()
     routed = await exchange.decide(call)
@@ -410,8 +416,9 @@ class App(Starlette):
 
 
 def read_headers(request: Request) -> dict[str, str]:
-  """Return a request's headers, and the session's name in its URL as "url"."""
+  """Return a request's headers, its query, and the session's name in its URL."""
   headers = dict(request.headers)
+  headers["query"] = request.url.query
   if name := request.path_params.get("session"):
     headers["url"] = name
   return headers
@@ -445,6 +452,8 @@ def respond_error(refusal: Refusal, request: Request) -> Response:
     form = messages.FORM
   # OpenAI's clients repeat some refused calls by themselves, such as those with status
   # 409 or 429. This header stops them, because the same call would be refused again.
-  headers = {"x-should-retry": "false"} if refusal.status < 500 else None
+  headers = dict(refusal.headers)
+  if refusal.status < 500:
+    headers["x-should-retry"] = "false"
   body = form.write_error(refusal.body["error"], refusal.status)
   return JSONResponse(body, refusal.status, headers)

@@ -146,7 +146,10 @@ class Desk:
     if records and records[-1].place == len(history.actions) - 1:
       action = history.actions[-1] * serve_config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
-    return ClientCall(form, body, history, purse, conversation, pass_headers(headers))
+    call = ClientCall(form, body, history, purse, conversation)
+    call.passed_headers = pass_headers(headers)
+    call.query = headers.get("query", "")
+    return call
 
   def _select(self, name: str) -> SelectedPolicy:
     """Find the policy of a model name, or of the name that it is an alias of.
@@ -193,7 +196,7 @@ class Desk:
     """
     atoms = history.atoms
     candidates = []
-    if not fields.conversation:
+    if not fields.conversation and (purse or not fields.purse):
       candidates = self._sessions.find_matches(key.name, purse, atoms)
     if purse and not candidates:
       for found in self._sessions.list_conversations("purse = ?", purse.id):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import shlex
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -35,7 +36,6 @@ from baar_jax.serve.routed import (
 )
 from baar_jax.serve.sessions import (
   Conversation,
-  LedgerError,
   Purse,
   Sessions,
 )
@@ -239,10 +239,12 @@ class Exchange:
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:
+      if isinstance(error, Refusal):
+        error.headers = call.headers
       if not delivery.begun.done():
         delivery.begun.set_exception(error)
         delivery.begun.exception()  # The client may have left.
-      elif not isinstance(error, Refusal | LedgerError):
+      elif not isinstance(error, Refusal | sqlite3.OperationalError):
         print(f"error: {type(error).__name__} in a stream", file=sys.stderr)
     finally:
       if routed and routed.last_attempt:
@@ -270,8 +272,8 @@ class Exchange:
         if len(affordable.models) > 1:
           live = self._make_live(call)
           decision = await self.deciders[conversation.state.rule].decide(live)
-          # Other calls may have spent dollars during the decision.
-          affordable = await self.budgets.find_affordable(call)
+        # Other calls may have spent dollars since.
+        affordable = await self.budgets.find_affordable(call)
       if conversation.score is not None:
         raise Refusal(
           409, "The task was scored during this call. Send the call of the next task."
@@ -434,7 +436,7 @@ class Exchange:
     idle_s = self.config.serve.idle_s
     while True:
       await asyncio.sleep(min(WATCH_S, idle_s))
-      with contextlib.suppress(LedgerError):
+      with contextlib.suppress(sqlite3.OperationalError):
         self.sessions.commit()
       over = self.sessions.list_conversations(
         "score IS NULL AND changed_s BETWEEN ? AND ?",
@@ -451,7 +453,7 @@ class Exchange:
     If the command fails, is late or prints no score, there is no score.
     """
     self._asked.add(conversation.id)
-    with contextlib.suppress(LedgerError):
+    with contextlib.suppress(sqlite3.OperationalError):
       self.sessions.finish(conversation, changed_s=0.0)
     purse = conversation.purse
     command = shlex.split(self.config.serve.outcome)
@@ -469,6 +471,6 @@ class Exchange:
           process.kill()
       fields = {"score": float(output), "conversation": conversation.id}
       self.score(purse, SessionScore.read(fields))
-    except (ValueError, OSError, LedgerError) as error:
+    except (ValueError, OSError, sqlite3.OperationalError) as error:
       problem = f"no score of session {purse.name} by serve.outcome"
       print(f"error: {problem} ({type(error).__name__})", file=sys.stderr)

@@ -102,7 +102,10 @@ class Refusal(ValueError):
     status: the HTTP status.
     code: the `error.code` of the body.
     body: the JSON body of the answer.
+    headers: headers of the answer, such as the session's name.
   """
+
+  headers: Mapping[str, str] = {}
 
   def __init__(
     self,
@@ -214,7 +217,9 @@ class CallFields(StrictRecord):
     names = [*find_names(places, CONVERSATION_NAMES)]
     if PARENT_NAME in headers:
       names.append(fields[SESSION] or "")
-    fields[CONVERSATION] = "/".join(map(str, names))
+    # A conversation's name counts within its session.
+    is_named = fields[SESSION] is not None
+    fields[CONVERSATION] = "/".join(map(str, names)) * is_named
     return cls.read(fields)
 
   @property

@@ -91,8 +91,9 @@ class Upstream(Client):
     if self.failures >= self.config.max_failures:
       self.paused_until_s = now_s + PROBE_S
     request = self.write(call.form, call.body)
+    path = f"{call.form.path}?{call.query}".rstrip("?")
     answer = await self.send(
-      call.form, request, self.config.timeout_s, headers=call.passed_headers
+      call.form, request, self.config.timeout_s, path, call.passed_headers
     )
     if isinstance(answer, Whole):
       try:
@@ -101,7 +102,7 @@ class Upstream(Client):
         pass
       except MALFORMED:
         answer = UNREADABLE
-    has_failed = isinstance(answer, Outcome) and not answer.hopeless
+    has_failed = isinstance(answer, Outcome) and answer.status >= 500
     self.failures = self.failures + 1 if has_failed else 0
     if not has_failed:
       self.paused_until_s = 0.0
@@ -119,7 +120,7 @@ class Upstream(Client):
     )
     if status == 404:
       message += (
-        f" If the endpoint of {self.name} does not offer {form.path}, name the forms "
+        f". If the endpoint of {self.name} does not offer {form.path}, name the forms "
         "that it offers in --config.models.forms of this server."
       )
     return Refusal(
@@ -133,6 +134,8 @@ class Upstream(Client):
 
 # The `error.code` of a call whose worst case exceeds a budget at every model.
 EXHAUSTED = "budget_exhausted"
+# The `error.code` of a call that has waited too long for the calls beside it.
+RESERVED = "budget_reserved"
 
 
 @dataclasses.dataclass(eq=False)
@@ -146,6 +149,7 @@ class ClientCall:
     purse: the purse that pays.
     conversation: the conversation; None for a side call, which is no step.
     passed_headers: the client's headers that go on to the model.
+    query: the query of the client's URL, which goes on, too.
     call_s: seconds from the conversation's first call to this one.
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
@@ -158,6 +162,7 @@ class ClientCall:
   purse: Purse
   conversation: Conversation | None
   passed_headers: dict[str, str] = dataclasses.field(default_factory=dict)
+  query: str = ""
   start_s: float = dataclasses.field(default_factory=time.monotonic)
 
   def __post_init__(self) -> None:
@@ -249,7 +254,7 @@ class Budgets:
           await purse.changed.wait()
       except TimeoutError:
         problem = f"The calls of session {purse.name} in flight reserve its whole cap"
-        raise Refusal(503, f"{problem}. Send the call again.", EXHAUSTED) from None
+        raise Refusal(503, f"{problem}. Send the call again.", RESERVED) from None
     spent_usd = purse.dollars.settled_usd
     needed_usd = min(worst_case_usd_A[model] for model in offering)
     spent = f"This session has cost ${spent_usd:.6f}; a call may cost ${needed_usd:.6f}"

@@ -39,10 +39,6 @@ CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
 """
 
 
-class LedgerError(RuntimeError):
-  """Report that the database file cannot be written; nothing has changed then."""
-
-
 @dataclasses.dataclass(eq=False)
 class Purse:
   """The caps of a client's session, on which its conversations draw.
@@ -211,19 +207,13 @@ class Sessions:
     """Commit what waits and then these statements; return the row of the first one.
 
     Raises:
-      LedgerError: the database file cannot be written. Then nothing has changed.
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
     """
     waiting = [*self._late]
-    try:
-      with self._db:
-        for late in waiting:
-          self._execute(late.statements)
-        row = self._execute(statements)
-    except sqlite3.OperationalError as error:
-      raise LedgerError(
-        f"The server cannot write its ledger ({error}). Free disk space there, and "
-        "send the call again."
-      ) from None
+    with self._db:
+      for late in waiting:
+        self._execute(late.statements)
+      row = self._execute(statements)
     del self._late[: len(waiting)]
     for late in waiting:
       late.apply()
@@ -427,7 +417,7 @@ class Sessions:
       reported: True if the client makes the attempt itself, and reports its usage.
 
     Raises:
-      LedgerError: the database file cannot be written. Then nothing has changed.
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
     """
     now_s = time.time()
     id_ = conversation and conversation.id
@@ -499,7 +489,7 @@ class Sessions:
       purse.changed.set()
 
     self._late.append(Late(statements, apply))
-    with contextlib.suppress(LedgerError):
+    with contextlib.suppress(sqlite3.OperationalError):
       self.commit()
 
   def _update_record(self, number: int, record: Record) -> Statement:
