@@ -29,6 +29,7 @@ from baar_jax.rollout.specs import Cap
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
+  EXHAUSTED,
   Caps,
   ClientKey,
   ListQuery,
@@ -36,9 +37,9 @@ from baar_jax.serve.request import (
   SessionScore,
   pass_headers,
   read_body,
+  read_headers,
   write_event,
 )
-from baar_jax.serve.routed import EXHAUSTED
 from baar_jax.serve.sessions import Conversation, Purse
 
 SHOWN_SESSIONS = 100
@@ -92,10 +93,7 @@ class App(Starlette):
         routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
     names = ", ".join(sorted(table)).replace(":path", "")
 
-    async def refuse(request: Request, error: HTTPException) -> Response:
-      """Answer a request whose path or method is unknown, with the list of routes."""
-      problem = f"Unknown path or method. This server answers {names}, GET /health."
-      return respond_error(Refusal(error.status_code, problem), request)
+    self._problem = f"Unknown path or method. This server answers {names}, GET /health."
 
     @contextlib.asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -103,8 +101,12 @@ class App(Starlette):
       exchange.start(exchange.watch())
       yield
 
-    handlers = {HTTPException: refuse}
+    handlers = {HTTPException: self._refuse_route}
     super().__init__(routes=routes, exception_handlers=handlers, lifespan=live)
+
+  async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
+    """Answer a request whose path or method is unknown, with the list of routes."""
+    return respond_error(Refusal(error.status_code, self._problem), request)
 
   async def _read(self, request: Request) -> dict:
     """Read the JSON body of a request."""
@@ -413,15 +415,6 @@ class App(Starlette):
     if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
     return purse
-
-
-def read_headers(request: Request) -> dict[str, str]:
-  """Return a request's headers, its query, and the session's name in its URL."""
-  headers = dict(request.headers)
-  headers["query"] = request.url.query
-  if name := request.path_params.get("session"):
-    headers["url"] = name
-  return headers
 
 
 def respond(

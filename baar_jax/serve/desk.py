@@ -129,18 +129,7 @@ class Desk:
     if conversation and conversation.state.policy != policy:
       conversation = None
     if conversation is None and not is_side:
-      state = State(
-        selected.rule,
-        selected.cost_weight,
-        policy,
-        task_id=fields.task_id or history.opening,
-        description=history.task * serve_config.record_text,
-        opening=history.opening,
-        began_s=time.time(),
-      )
-      conversation = self._sessions.begin_conversation(
-        purse, fields.conversation, state
-      )
+      conversation = self._begin(purse, fields, history, selected)
     records = conversation.records if conversation else ()
     # The history has one reply more than that of the last step's call.
     if records and records[-1].place == len(history.actions) - 1:
@@ -150,6 +139,21 @@ class Desk:
     call.passed_headers = pass_headers(headers)
     call.query = headers.get("query", "")
     return call
+
+  def _begin(
+    self, purse: Purse, fields: CallFields, history: History, selected: SelectedPolicy
+  ) -> Conversation:
+    """Begin a conversation of a purse."""
+    state = State(
+      selected.rule,
+      selected.cost_weight,
+      self.find_spec(selected, purse.cap).key,
+      task_id=fields.task_id or history.opening,
+      description=history.task * self._config.record_text,
+      opening=history.opening,
+      began_s=time.time(),
+    )
+    return self._sessions.begin_conversation(purse, fields.conversation, state)
 
   def _select(self, name: str) -> SelectedPolicy:
     """Find the policy of a model name, or of the name that it is an alias of.

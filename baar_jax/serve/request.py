@@ -18,6 +18,10 @@ from baar_jax.llms.wire import Turn, WireForm, read_json
 # samples its decisions, and BoPO's next update learns from the sessions.
 ROUTER = "router"
 SAMPLE = "sample"
+# The `error.code` of a call whose worst case exceeds a budget at every model.
+EXHAUSTED = "budget_exhausted"
+# The `error.code` of a call that has waited too long for the calls beside it.
+RESERVED = "budget_reserved"
 # The pattern of a cap on LARGE calls in a model name, such as "baar:K=5".
 CALL_CAP = re.compile(r":K=(\d{1,9})(?![^:])")
 Id = Annotated[
@@ -508,3 +512,21 @@ def write_event(data: dict | str) -> bytes:
 def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
   """Return the headers of a client that go on to a model."""
   return {name: headers[name] for name in PASSED_HEADERS if name in headers}
+
+
+def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
+  """Return the values that are not None as headers with the prefix `x-baar-`."""
+  headers = {}
+  for name, value in drop_nulls(values).items():
+    text = f"{value:.9f}" if isinstance(value, float) else str(value)
+    headers[f"x-baar-{name}"] = text
+  return headers
+
+
+def read_headers(request: Request) -> dict[str, str]:
+  """Return a request's headers, its query, and the session's name in its URL."""
+  headers = dict(request.headers)
+  headers["query"] = request.url.query
+  if name := request.path_params.get("session"):
+    headers["url"] = name
+  return headers

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -28,15 +28,17 @@ from baar_jax.llms.wire import (
   read_error,
 )
 from baar_jax.serve.request import (
+  EXHAUSTED,
+  RESERVED,
   ROUTER,
   History,
   Refusal,
   bound_tokens,
-  drop_nulls,
   find_lowest,
   hash_prefix,
   hash_turn,
   write_event,
+  write_headers,
 )
 from baar_jax.serve.sessions import Attempt, Conversation, Purse, Sessions
 
@@ -130,12 +132,6 @@ class Upstream(Client):
   def read_failure(self, data: bytes) -> str:
     """Read the message in an error event of a stream, without the key."""
     return clean(read_error(data).message, self._key)
-
-
-# The `error.code` of a call whose worst case exceeds a budget at every model.
-EXHAUSTED = "budget_exhausted"
-# The `error.code` of a call that has waited too long for the calls beside it.
-RESERVED = "budget_reserved"
 
 
 @dataclasses.dataclass(eq=False)
@@ -536,12 +532,3 @@ class RoutedCall:
       self.call.call_s,
     )
     return max(0.0, call.cost_usd - warm.cost_usd)
-
-
-def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
-  """Return the values that are not None as headers with the prefix `x-baar-`."""
-  headers = {}
-  for name, value in drop_nulls(values).items():
-    text = f"{value:.9f}" if isinstance(value, float) else str(value)
-    headers[f"x-baar-{name}"] = text
-  return headers
