@@ -109,19 +109,19 @@ class Desk:
       if is_repeated:
         conversation = None
     serve_config = self._config
-    purse = purse or self._sessions.open_purse(
-      key.name,
-      fields.purse or "",
-      Cap(
-        find_lowest(serve_config.max_large_calls, key.max_large_calls),
-        find_lowest(serve_config.max_usd, key.max_usd),
-      ),
+    limits = Cap(
+      find_lowest(serve_config.max_large_calls, key.max_large_calls),
+      find_lowest(serve_config.max_usd, key.max_usd),
     )
+    if purse:
+      limits = purse.cap
     # A client can only lower the caps.
     cap = Cap(
-      find_lowest(purse.cap.calls, fields.large_calls),
-      find_lowest(purse.cap.usd, fields.usd_limit),
+      find_lowest(limits.calls, fields.large_calls),
+      find_lowest(limits.usd, fields.usd_limit),
     )
+    if purse is None:
+      purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
     policy = self.find_spec(selected, cap).key
