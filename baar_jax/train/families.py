@@ -36,7 +36,6 @@ from baar_jax.router.policy import (
 )
 from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.reader import Reader, StateReader
-from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train import jobs, listing, losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
@@ -89,24 +88,6 @@ class Family:
 
 
 @dataclasses.dataclass
-class Loaded:
-  """Keep a trained router in memory until another one is loaded.
-
-  Attributes:
-    family: the family of the router.
-    lam: the cost weight of the training; None if the family has none.
-    model: the router.
-    p_NxA: the router's probabilities of A models at N stored decisions; None until
-      they are computed.
-  """
-
-  family: str
-  lam: float | None
-  model: Qwen2
-  p_NxA: np.ndarray | None = None
-
-
-@dataclasses.dataclass
 class Loader:
   """Build policies from their specs; keep the router that was loaded last.
 
@@ -115,16 +96,22 @@ class Loader:
     rows: the largest number of episodes that are live at once.
     pair: the LLMs of the run; needed only for policies that ask a judge.
     store: the stored episodes; needed only for policies with a `share`.
+    load: `read_router`; it keeps the router that was loaded last.
+    predict_stored: `compute_stored`; it keeps the last result.
   """
 
   files: RouterFiles
   rows: int
   pair: Pair | None = None
   store: Store | None = None
-  _loaded: Loaded | None = None
 
-  def load(self, family: str, lam: float | None = None) -> Loaded:
-    """Return a trained router; read its files only if another one was loaded last.
+  def __post_init__(self) -> None:
+    """Let the loader keep one router, and its probabilities at stored decisions."""
+    self.load = functools.lru_cache(1)(self.read_router)
+    self.predict_stored = functools.lru_cache(1)(self.compute_stored)
+
+  def read_router(self, family: str, lam: float | None = None) -> Qwen2:
+    """Read a trained router.
 
     Args:
       family: the family of the router; CONDITIONED is the frozen trunk.
@@ -133,33 +120,28 @@ class Loader:
     Raises:
       ValueError: the training has not ended.
     """
-    if self._loaded is None or (self._loaded.family, self._loaded.lam) != (family, lam):
-      if family == CONDITIONED:
-        model = load_initial(self.files, self.files.open_trunk_view())
-      else:
-        model = load_router(self.files, family, lam)
-      self._loaded = Loaded(family, lam, model)
-    return self._loaded
+    if family == CONDITIONED:
+      return load_initial(self.files, self.files.open_trunk_view())
+    return load_router(self.files, family, lam)
 
-  def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
-    """Return a router's probabilities p_NxA at stored training decisions.
-
-    They are computed at the first call and kept in `loaded`.
+  def compute_stored(
+    self, family: str, lam: float | None, proposals: bool
+  ) -> np.ndarray:
+    """Compute a router's probabilities p_NxA at stored training decisions.
 
     Args:
-      loaded: the router.
-      view: the view that turns an episode into the router's tokens.
+      family: the family of the router.
+      lam: the cost weight of the training; None if the family has none.
+      proposals: whether the router reads the proposals of a cascade.
     """
-    if loaded.p_NxA is None:
-      config = self.files.config
-      episodes = load_threshold_episodes(self.store, config)
-      dtype = config.router.dtype
-      router = ShardedRouter(loaded.model, view.logit_ids, self.files.mesh, dtype)
-      labels = FAILURES if view.proposals else ACTED
-      batcher = Batcher(config, view, self.store.tasks("train"), labels)
-      logits_NxA = batcher.compute(router.logits, episodes)
-      loaded.p_NxA = softmax(logits_NxA, "stored episodes")
-    return loaded.p_NxA
+    config = self.files.config
+    view = self.files.open_view(proposals)
+    episodes = load_threshold_episodes(self.store, config)
+    model = self.load(family, lam)
+    router = ShardedRouter(model, view.logit_ids, self.files.mesh, config.router.dtype)
+    labels = FAILURES if proposals else ACTED
+    batcher = Batcher(config, view, self.store.tasks("train"), labels)
+    return softmax(batcher.compute(router.logits, episodes), "stored episodes")
 
   def build(self, spec: PolicySpec) -> Policy:
     """Build a policy from its spec.
@@ -264,7 +246,7 @@ def _build_conditioned(
   trunk = None
   if "hidden" in settings.inputs:
     view = files.open_trunk_view()
-    model = loader.load(CONDITIONED).model
+    model = loader.load(CONDITIONED)
     trunk = Reader(model, view, None, loader.rows, files.mesh)
   reader = StateReader(settings.inputs, vocabulary, trunk)
   return ConditionedPolicy(spec, reader, values)
@@ -283,18 +265,16 @@ def _build_router(
   files = loader.files
   if spec.rollout and spec.update == 1:
     # The first update of a training samples its rollouts from the SFT router.
-    loaded = loader.load(SFT)
+    model = loader.load(SFT)
   else:
-    loaded = loader.load(spec.family, spec.lam)
+    model = loader.load(spec.family, spec.lam)
   view = files.open_view(proposals=policy is rivals.CascadePolicy)
-  rule = _make_rule(spec, loader, loaded, view)
-  reader = Reader(loaded.model, view, view.logit_ids, loader.rows, files.mesh)
+  rule = _make_rule(spec, loader, view.proposals)
+  reader = Reader(model, view, view.logit_ids, loader.rows, files.mesh)
   return policy(spec, reader, rule)
 
 
-def _make_rule(
-  spec: PolicySpec, loader: Loader, loaded: Loaded, view: View
-) -> Sample | Threshold:
+def _make_rule(spec: PolicySpec, loader: Loader, proposals: bool) -> Sample | Threshold:
   """Make the rule by which a trained router decides.
 
   A policy of rollouts samples from the probabilities. Other policies compare p(LARGE)
@@ -307,7 +287,7 @@ def _make_rule(
   usd_A = [price.input for price in prices_of(models.names, models.prices)]
   if spec.share is None:
     return Threshold(spec.threshold, usd_A)
-  p_NxA = loader.predict_stored(loaded, view)
+  p_NxA = loader.predict_stored(spec.family, spec.lam, proposals)
   switch_N = Threshold(usd_A=usd_A).switch_thresholds(p_NxA)
   return Threshold(float(np.quantile(switch_N, 1.0 - spec.share)), usd_A)
 
