@@ -1,7 +1,6 @@
 """Check trainings: killed and resumed, with bad numbers, with dynamic sampling."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
@@ -262,7 +261,7 @@ def test_a_step_takes_the_first_full_batch_of_kept_groups(
   monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = bopo_method(run.config.bopo)
-  method = dataclasses.replace(method, compute_advantages=keep, dynamic_sampling=True)
+  method = method._replace(compute_advantages=keep, dynamic_sampling=True)
   fit = rollouts.fit_rollouts
   monkeypatch.setattr(
     rollouts, "fit_rollouts", lambda run, name, _, lam: fit(run, name, method, lam)

@@ -5,7 +5,7 @@ import dataclasses
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
@@ -29,8 +29,7 @@ RESTARTS = 2  # the most restarts of one episode after deaths of its environment
 Play = Generator[None, Decision, Episode]
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
   """An episode that ended in an error; it must not be stored.
 
   Attributes:

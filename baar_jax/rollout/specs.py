@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
 from baar_jax.episode import SMALL, Step, Task
@@ -181,8 +181,7 @@ class Job:
     return self.task.id, self.seed
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
   """A policy's choice of a model for one step.
 
   Attributes:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -242,9 +243,7 @@ class StateReader:
     return tracker
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
   """The inputs of one compiled call of the router, all int32.
 
   Attributes:

@@ -69,7 +69,7 @@ class CascadePolicy(RouterPolicy):
     decisions = []
     for live, decision in zip(ready, super().choose(ready)):
       model = decision.model + live.proposer
-      decisions.append(dataclasses.replace(decision, model=model))
+      decisions.append(decision._replace(model=model))
     return decisions
 
 

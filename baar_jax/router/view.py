@@ -3,12 +3,12 @@
 The tokenizer is trained on a run's episodes, or copied from pretrained weights.
 """
 
-import dataclasses
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
@@ -56,8 +56,7 @@ ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
 ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
   """A sequence of tokens that the router reads, and the places of decisions in it.
 
   Attributes:

@@ -19,9 +19,7 @@ from baar_jax.router.view import View, Window
 NO_TOKEN = -1  # The number that pads `Batch.token_BxSxM`; it is not a token id.
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
   """Store a padded micro-batch: some of the episodes of one gradient step.
 
   A gradient step adds up the losses of its micro-batches. In this sum, a mean over a
@@ -96,8 +94,7 @@ class Term(NamedTuple):
 Loss = Callable[[jax.Array, Batch], dict[str, Term]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Labels:
+class Labels(NamedTuple):
   """Label the decisions of an episode by a rule.
 
   Attributes:
@@ -255,9 +252,7 @@ class Batcher:
       episode_share = np.float32(len(batch.mask_BxS) / len(episodes))
       decision_share = np.float32(batch.mask_BxS.sum() / decisions)
       batches.append(
-        dataclasses.replace(
-          batch, episode_share=episode_share, decision_share=decision_share
-        )
+        batch._replace(episode_share=episode_share, decision_share=decision_share)
       )
     return batches
 
@@ -309,7 +304,7 @@ class Batcher:
       batch = make_batch(group, [windows[i] for i in indices], self.labels, shape, adv)
       if self.labels.outcomes:
         token_BxSxM = list_outcomes(self.view, group, shape)
-        batch = dataclasses.replace(batch, token_BxSxM=token_BxSxM)
+        batch = batch._replace(token_BxSxM=token_BxSxM)
       yield indices, batch
 
 

@@ -5,7 +5,6 @@ import itertools
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
@@ -308,21 +307,17 @@ def _load_trials(
   return store.episodes(spec.key, {*itertools.product(ids, seeds)})
 
 
-class ReferencePools(NamedTuple):
-  """Separate the references of hard tasks from those of other tasks."""
-
-  hard: list[Episode]
-  rest: list[Episode]
-
-
-def load_reference_pools(store: Store, config: Config, split: str) -> ReferencePools:
-  """Load the references of a split, those of hard tasks apart from the others."""
+def load_reference_pools(
+  store: Store, config: Config, split: str
+) -> tuple[list[Episode], list[Episode]]:
+  """Load the references of a split: those of hard tasks, and those of other tasks."""
   profiles = load_profiles(store, config, split)
-  pools = ReferencePools([], [])
+  hard = []
+  rest = []
   for id_, episode in load_references(store, config, profiles).items():
-    pool = pools.hard if profiles[id_].hard else pools.rest
+    pool = hard if profiles[id_].hard else rest
     pool.append(episode)
-  return pools
+  return hard, rest
 
 
 def mix_batches(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ def learn_winners(training: Training) -> tuple[Method, list[Episode]]:
   for episodes in trials:
     labelled += [e for e in episodes if (e.task_id, e.seed) in winners]
   labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
-  method = dataclasses.replace(losses.IMITATION, labels=labels)
+  method = losses.IMITATION._replace(labels=labels)
   return method, labelled
 
 
@@ -122,7 +123,7 @@ def fit_sft(training: Training) -> None:
   options = {"hard_share": settings.hard_share, "seed": config.seed}
   draw = partial(dataset.mix_batches, *train, settings.batch_episodes, **options)
   # The dev batch has at least as many episodes as there are dev tasks.
-  dev_episodes = max(settings.batch_episodes, len(dev.hard) + len(dev.rest))
+  dev_episodes = max(settings.batch_episodes, sum(map(len, dev)))
   dev_batch = next(dataset.mix_batches(*dev, dev_episodes, **options))
   fit_stored(training, SFT, losses.IMITATION, settings, draw, dev_batch)
 
@@ -232,8 +233,7 @@ class StoredProgress:
   finished: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class RateSearch:
+class RateSearch(NamedTuple):
   """Train a router on stored episodes with one of several learning rates.
 
   Attributes:

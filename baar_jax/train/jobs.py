@@ -59,8 +59,7 @@ class Planned(NamedTuple):
   jobs: Sequence[Job]
 
 
-@dataclasses.dataclass(frozen=True)
-class ProfiledTasks:
+class ProfiledTasks(NamedTuple):
   """Separate the hard tasks of one or more splits from the rest.
 
   Attributes:

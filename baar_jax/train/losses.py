@@ -4,7 +4,6 @@ Axes: B episodes, S decisions of an episode, A models, M tokens after a decision
 tokens of the vocabulary, G episodes of a group.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -41,8 +40,7 @@ Advantages = Callable[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
   """Define a method that trains a router.
 
   Attributes:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice, repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,7 @@ MIN_GROUP = 2
 SAVE_EVERY_ROLLOUTS = 5  # The number of updates between two checkpoints.
 
 
-@dataclasses.dataclass(frozen=True)
-class Learner:
+class Learner(NamedTuple):
   """Bundle a router with all it needs to learn from its own episodes.
 
   Attributes:
@@ -65,10 +65,10 @@ class Learner:
     """
     if self.trainer.low_precision:
       logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
-      batch = dataclasses.replace(batch, logp_BxS=logp_BxS)
+      batch = batch._replace(logp_BxS=logp_BxS)
     if self.anchor:
       ref_logits_BxSxA = self.anchor.logits(batch)
-      batch = dataclasses.replace(batch, ref_logits_BxSxA=ref_logits_BxSxA)
+      batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
     return batch
 
 
