@@ -93,6 +93,9 @@ class Upstream(Client):
     if self.failures >= self.config.max_failures:
       self.paused_until_s = now_s + PROBE_S
     request = self.write(call.form, call.body)
+    if self.endpoint.is_openai and call.conversation:
+      # Calls with one key are more likely to find their prompt cache.
+      request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
     path = f"{call.form.path}?{call.query}".rstrip("?")
     answer = await self.send(
       call.form, request, self.config.timeout_s, path, call.passed_headers
