@@ -39,7 +39,7 @@ PRICES = (0.1, 0.025, 0.4), (0.4, 0.1, 1.6), (2.0, 0.5, 8.0)
 
 @pytest.fixture(scope="module")
 def exact():
-  return Exact(ModelsConfig(), 18)
+  return Exact(ModelsConfig())
 
 
 def play(rule, tasks, calls=None):
@@ -151,9 +151,7 @@ PAIR_AND_TRIO = (2, 0), (2, 1), (2, 2), (2, 3), (2, 10**9), (2, None), (3, 1), (
   "mu, prompt_cache",
   [(0.0, False), (300.0, False), (100.0, True), (300.0, True), (1000.0, True)],
 )
-def test_the_optimum_is_that_of_full_histories(
-  models, calls, mu, prompt_cache, monkeypatch
-):
+def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
   class Harsh(SandboxErrors):
     """Error rates with which every variable of the state matters."""
 
@@ -161,9 +159,7 @@ def test_the_optimum_is_that_of_full_histories(
     CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
   config = ModelsConfig(names=TRIO[-models:], prompt_cache=prompt_cache)
-  monkeypatch.setattr(Sandbox, "rules", FEW)
-  monkeypatch.setattr(Sandbox, "Errors", Harsh)
-  exact = Exact(config, FEW_STEPS)
+  exact = Exact(config, FEW_STEPS, FEW, Harsh(models))
   point = exact.solve(mu, calls=calls)[0]
   rule = exact.optimal_rule(mu, calls)
   most_calls = FEW_STEPS if calls is None else calls
@@ -200,7 +196,7 @@ def test_the_exact_frontier_keeps_its_figures(prompt_cache, ratio, area):
   config = Config()
   config.env.kind, config.env.max_steps = "sandbox", 18
   config.models.prompt_cache = prompt_cache
-  exact = Exact(config.models, 18)
+  exact = Exact(config.models)
   small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)

@@ -131,8 +131,7 @@ def always(wrong, spoils=False):
 
 def agents(errors, seed=0):
   """Start the scripted agents of an episode."""
-  room = type("OwnRoom", (Room,), {"Errors": lambda *_: errors})
-  pair = ScriptedPair(ModelsConfig(), room)
+  pair = ScriptedPair(ModelsConfig(), Room, errors)
   return pair.start(Room(), TASK, seed, unlimited)
 
 

@@ -52,12 +52,15 @@ class ScriptedPair:
   steps of the plan that earlier errors have spoiled (see `Lapse.spoils`).
   """
 
-  def __init__(self, config: ModelsConfig, env: type[Env]):
+  def __init__(
+    self, config: ModelsConfig, env: type[Env], errors: Errors | None = None
+  ):
     """Prepare the models.
 
     Args:
       config: the configuration of the models.
       env: the class of the environment.
+      errors: the models' error rates; None means the environment's.
 
     Raises:
       ValueError: a model has no list price.
@@ -67,7 +70,7 @@ class ScriptedPair:
     self._env = env
     self._billing = open_billing(config, env.cache_rule, env.step_s)
     self.prices = self._billing.prices
-    self._errors = env.Errors(len(config.names), config.skills)
+    self._errors = errors or env.Errors(len(config.names), config.skills)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve

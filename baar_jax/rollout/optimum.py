@@ -32,6 +32,7 @@ import numpy as np
 
 from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs.base import Errors, Oracle
+from baar_jax.envs.sandbox import adapter as sandbox
 from baar_jax.envs.sandbox.adapter import (
   BLANK,
   BROKEN,
@@ -40,6 +41,7 @@ from baar_jax.envs.sandbox.adapter import (
   SIGNS,
   Rules,
   Sandbox,
+  SandboxErrors,
 )
 from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
@@ -119,20 +121,33 @@ class Exact:
   def __init__(
     self,
     models: ModelsConfig,
-    max_steps: int,
+    max_steps: int = sandbox.MAX_STEPS,
+    rules: Rules = sandbox.RULES,
+    errors: Errors | None = None,
   ):
     """Compute the probabilities of all events at a lock, and the cost of each call.
 
     Args:
       models: the configuration of the models.
       max_steps: the most steps of an episode.
+      rules: the rules of the sandbox.
+      errors: the models' error rates; None means the sandbox's usual ones.
+
+    Raises:
+      ValueError: a lock before the sign may be broken.
     """
+    if rules.broken_from < rules.sign_at:
+      raise ValueError(
+        f"the exact optimum needs broken_from >= sign_at, but the rules have"
+        f" {rules.broken_from} and {rules.sign_at}: raise broken_from"
+      )
     self._models = len(models.names)
-    errors = Sandbox.Errors(self._models)
-    # The method holds only if every lock before the first sign is sound.
-    self._rules = rules = Sandbox.rules
+    errors = errors or SandboxErrors(self._models)
+    self._rules = rules
     self._is_cached = models.prompt_cache
-    self.call_usd = _call_prices(Sandbox(1, 1, 1, max_steps), models)
+    env = Sandbox(1, 1, 1, max_steps)
+    env.rules = rules
+    self.call_usd = _call_prices(env, models, errors)
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     self._jams_J, self._next_JxM = _list_jams(rules.attempts, self._models)
@@ -164,7 +179,7 @@ class Exact:
     return points
 
   def optimal_rule(
-    self, mu: float, calls: int | None
+    self, mu: float = FREE, calls: int | None = None
   ) -> Callable[[Live, PolicySpec], int]:
     """Make a rule for `RulePolicy` that plays the optimal policy.
 
@@ -462,7 +477,9 @@ def _parse(observation: str) -> tuple[int, int, int]:
   return int(lock) - 1, LOOKS.index(look), SIGNS.index(sign)
 
 
-def _call_prices(env: Sandbox, models: ModelsConfig) -> list[np.ndarray]:
+def _call_prices(
+  env: Sandbox, models: ModelsConfig, errors: Errors
+) -> list[np.ndarray]:
   """Compute the dollars of a call, by step, model and the model's last call.
 
   One episode is enough, because all tasks, actions and observations have texts of the
@@ -476,7 +493,7 @@ def _call_prices(env: Sandbox, models: ModelsConfig) -> list[np.ndarray]:
   billing = open_billing(models, Sandbox.cache_rule, Sandbox.step_s)
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
-  agent = ScriptedPair(models, Sandbox).start(env, task, 0, unlimited)[SMALL]
+  agent = ScriptedPair(models, Sandbox, errors).start(env, task, 0, unlimited)[SMALL]
   messages = open_conversation(env.system_prompt, task, observation)
   # A prompt continues the prompts of all earlier steps. No cache expires.
   reads_T = [()]

@@ -104,6 +104,10 @@ class Rules:
   )
 
 
+RULES = Rules()
+MAX_STEPS = 18
+
+
 class Building(NamedTuple):
   """The building of a task.
 
@@ -124,7 +128,7 @@ class Building(NamedTuple):
   levers: tuple[str, ...]
 
 
-def build(task_id: str, rules: Rules) -> Building:
+def build(task_id: str, rules: Rules = RULES) -> Building:
   """Generate the building of a task, with the task's id as the random seed."""
   draw = random.Random(f"sandbox|{task_id}")
   kind = draw.choices(rules.kinds, [kind.share for kind in rules.kinds])[0]
@@ -152,7 +156,7 @@ class Sandbox(Env):
   # episode, so the cost of a call depends on the steps of the calls before it only.
   cache_rule = CacheRule(min_tokens=64, block_tokens=16, lifetime_s=3600.0)
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
-  rules = Rules()
+  rules = RULES
 
   def tasks(self, split: str) -> list[Task]:
     """Return a split's tasks; an id is the split's name and a number."""
