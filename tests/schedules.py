@@ -256,7 +256,11 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
       batch = [Schedule(f"{seed}-{number}", server.url) for number in numbers]
       asyncio.run(play_batch(batch, server, upstream, draw))
       schedules += batch
-    sessions = check_all()
+    # The answers of clients that left may still be made.
+    sessions = []
+    while sessions != check_all():
+      sessions = check_all()
+      time.sleep(models.timeout_s + 1)
     server.restart()
     assert check_all() == sessions
   with closing(sqlite3.connect(f"{runs}/s/episodes.sqlite")) as db:
