@@ -355,13 +355,6 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
     # A cap below the reserve pays for one last call.
     small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
     assert [reply.status_code for reply in small] == [200, 429]
-    for name, path, status in (
-      ("GET", "/v1/chat/completions", 405),
-      ("POST", "/chat", 404),
-    ):
-      reply = client.http.request(name, path)
-      routes = "POST /v1/chat/completions, "
-      assert reply.status_code == status and routes in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
@@ -393,28 +386,15 @@ def routed(tmp_path, upstream, monkeypatch):
 
 
 def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
-  client, price = (
-    routed(),
-    [
-      "baar:cost_weight=0.5",
-      "baar:cost_weight=0.1",
-      "baar",
-      "baar:K=5:cost_weight=0.5",
-    ],
-  )
-  models = [
-    client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)
-  ]
+  client = routed()
+  names = "baar:cost_weight=0.5", "baar:cost_weight=0.1", "baar"
+  models = []
+  for name in (*names, "baar:K=5:cost_weight=0.5"):
+    models.append(client.chat(name, model=name).json()["model"])
   assert models == ["small", "large", "large", "small"]
-  assert client.session("s3")["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
-  label = (
-    "Policy: budget-conditioned router, cap-conditioned, cost weight 0.5, at most 5"
-  )
-  page = client.http.get("/").text
-  assert f"{label} LARGE calls." in page and "conditioned(" not in page
-  assert {*price[:3]} < {
-    model["id"] for model in client.http.get("/v1/models").json()["data"]
-  }
+  assert client.session(name)["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
+  listed = client.http.get("/v1/models").json()["data"]
+  assert {*names} < {model["id"] for model in listed}
   assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
 
 
@@ -450,28 +430,23 @@ def pause(monkeypatch):
   return pauses_s.append
 
 
-@pytest.mark.parametrize(
-  "prompt_cache, pause_s, warm", [(True, 0, 9984), (True, 400, 0), (False, 0, 0)]
-)
+@pytest.mark.parametrize("prompt_cache, warm", [(True, 9984), (False, 0)])
 def test_a_decision_expects_the_rule_of_each_cache(
-  tmp_path, upstream, pause, prompt_cache, pause_s, warm
+  tmp_path, upstream, prompt_cache, warm
 ):
-  """A prompt stays in a cache for 300 seconds. LARGE has never read this one."""
+  """LARGE has never read this prompt."""
   models = {"prompt_cache": prompt_cache}
   with Client(tmp_path, upstream, models=models) as client:
     assert client.chat(messages=LONG).status_code == 200
-    pause(pause_s)
     reply = {"role": "assistant", "content": "go"}
     messages = [*LONG, reply, {"role": "user", "content": "x" * 40}]
     body = {"messages": messages, "model": "baar", "session_id": "s"}
     decision = client.post("/v1/decision", body).json()
-    page = client.http.get("/").text
   assert decision["warm_tokens"] == {"small": warm, "large": 0}
   # Cached tokens cost half as much. A reply has 10 tokens, and so has the new message.
   usd = 1e-6 * (10_003 + 10 + 10 - 0.5 * warm + 10 * 2)
   assert decision["expected_usd"]["small"] == pytest.approx(usd)
   assert decision["expected_usd"]["large"] > 1e-6 * (10_000 * 5 + 10 * 10)
-  assert "that small has read: 10003 tokens." in page
 
 
 @pytest.mark.parametrize("pause_s, usd", [(0, 9984 * 3e-6), (400, 0)])
@@ -600,15 +575,12 @@ def test_an_unreported_decision_counts_at_its_worst_case(client):
 # Rows: a body or some of its fields, headers, the status, and a word of the error.
 BAD = [
   ({"model": "llama"}, {}, 404, "baar:large"),
-  ({"messages": []}, {}, 400, "messages"),
   ({"max_tokens": True}, {}, 400, "max_tokens"),
   ({}, {"x-session-id": "a" * 257}, 400, "session's name"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
-  ({}, {"x-baar-max-large-calls": "1.5"}, 400, "x-baar-max-large-calls"),
   ({}, {"host": "other.example"}, 403, "127.0.0.1"),
   ({}, {"content-type": "text/plain"}, 415, "application/json"),
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
-  ("{", {}, 400, "JSON object"),
   ('{"n": NaN}', {}, 400, "JSON object"),
 ]
 
@@ -623,12 +595,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
       reply = client.http.post("/v1/chat/completions", content=text, headers=headers)
       error = reply.json()["error"]
       assert reply.status_code == status and word in error["message"], error
-      assert "\n" not in error["message"] and {*error} >= {
-        "message",
-        "type",
-        "param",
-        "code",
-      }
+      assert "\n" not in error["message"]
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
 
 
@@ -683,19 +650,11 @@ def test_the_page_shows_steps_and_escapes_names(client):
   client.chat("<i>a")
   page = client.http.get("/").text
   assert "&lt;i&gt;a" in page and "<i>" not in page and f"${USD:.6f}" in page
-  assert "Policy: always-SMALL." in page and "always-small" not in page
   assert "1 steps, 0 LARGE calls" in page
   assert (
     'baar_calls_total{model="small",outcome="reply"} 1.0'
     in client.http.get("/metrics").text
   )
-
-
-def test_a_rule_that_is_not_served_any_more_labels_its_sessions(routed):
-  client = routed()
-  client.chat()
-  del client.http.app.exchange.deciders["router"]
-  assert "Policy: router. Cost" in client.http.get("/").text
 
 
 def wait_until(holds):
@@ -756,8 +715,6 @@ def test_keys_part_the_clients(tmp_path, upstream):
       names.append([session["id"] for session in get(headers=key).json()["data"]])
     assert {*names[0]} == {f"s{n}" for n in range(10)} and names[1] == ["s0"]
     assert len(names[2]) == 11
-    page = get(headers=root, params={"client": "bob", "limit": 1}).json()["data"]
-    assert [session["client"] for session in page] == ["bob"]
     path = "/v1/sessions/s0"
     patch = functools.partial(client.http.patch, path, json={"max_large_calls": 1})
     assert [patch(headers=key).status_code for key in (bob, root)] == [403, 200]
