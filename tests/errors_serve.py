@@ -20,12 +20,18 @@ from baar_jax import Router
 from baar_jax.episode import Step
 from baar_jax.llms.chat_completions import FORM
 from baar_jax.llms.client import FORMS, ask
+from baar_jax.llms.responses import Items
 from baar_jax.llms.usage import read_usage
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.app import App, RouteHandler
-from baar_jax.serve.request import ClientKey, SessionScore, read_body, read_history
+from baar_jax.serve.request import (
+  ClientKey,
+  SessionScore,
+  read_body,
+  read_history,
+)
 from baar_jax.serve.routed import ClientCall, RoutedCall
 from baar_jax.stages import import_traces, serve
 
@@ -192,6 +198,18 @@ CASES = [
     use_app(lambda app: app._find_purse(make_request(), ClientKey())),
   ),
   (
+    "Only an operator's key shows metrics. Ask the operator.",
+    use_app(lambda app: asyncio.run(app._show_metrics(None, ClientKey()))),
+  ),
+  (
+    "The body is nested too deeply. Send a flatter one.",
+    answer(mock.Mock(side_effect=RecursionError)),
+  ),
+  (
+    "This server refuses background. Send the whole history.",
+    lambda tmp: Items().resolve("", {"background": True}),
+  ),
+  (
     "Only an operator's key may change caps. Ask the operator.",
     use_app(lambda app: asyncio.run(app._change_session(None, ClientKey()))),
   ),
@@ -246,7 +264,7 @@ CASES = [
   (
     "No decision with this decision_id waits for a report. Send the decision_id that "
     "/v1/decision answered, and report each decision once.",
-    use_app(lambda app: app.exchange.book_report(1, {})),
+    use_app(lambda app: app.exchange.book_report(None, 1, {})),
   ),
   (
     "This session is scored already, has had no call, or has a call in flight. Score "

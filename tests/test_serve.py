@@ -219,7 +219,7 @@ def test_agents_of_one_session_draw_on_one_purse(client):
   session = client.http.get("/v1/sessions/s").json()
   counts = [len(found["steps"]) for found in session["conversations"]]
   assert counts == [1, 1, 2, 1]  # the newest first
-  assert [found["score"] for found in session["conversations"]] == [None, None, 1, None]
+  assert [found["score"] for found in session["conversations"]] == [None, 1, None, None]
   spent = sum(
     step["cost_usd"] for found in session["conversations"] for step in found["steps"]
   )

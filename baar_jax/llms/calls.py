@@ -38,12 +38,14 @@ class Cache:
     digest: a hash of the prefix; see `hash_prefix`.
     tokens: the prompt tokens of the prefix, as billed.
     at_s: when the model read the prefix, in seconds since 1970.
+    is_proven: whether this server itself read the tokens in the model's answer.
   """
 
   messages: int
   digest: str
   tokens: int
   at_s: float
+  is_proven: bool = True
 
 
 @dataclasses.dataclass
@@ -58,6 +60,7 @@ class Record:
     atoms: hashes of the reply; see `hash_turn`.
     size: the number of characters of the call.
     has_tools: whether the call offered tools.
+    number: the number of the attempt that completed the step.
   """
 
   step: Step
@@ -67,6 +70,7 @@ class Record:
   atoms: list[str]
   size: int = 0
   has_tools: bool = False
+  number: int = 0
 
 
 RECORD = TypeAdapter(Record)

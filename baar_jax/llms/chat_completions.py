@@ -38,6 +38,10 @@ def read_message(message: Mapping) -> Turn:
   return Turn(check_text(message.get("role")), text, tuple(calls))
 
 
+# Most tool calls of a reply that are read.
+MOST_CALLS = 1000
+
+
 class ChatCompletions(WireForm):
   """OpenAI's chat completions."""
 
@@ -117,7 +121,7 @@ class ChatCompletions(WireForm):
 
 def _extend_call(calls: list[dict], part: Mapping) -> None:
   """Add a part of a streamed tool call to the calls of its message."""
-  index = part.get("index") or 0
+  index = min(part.get("index") or 0, MOST_CALLS)
   while len(calls) <= index:
     calls.append({"function": {"name": "", "arguments": ""}})
   for source in ("function", "custom"):

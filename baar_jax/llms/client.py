@@ -170,7 +170,7 @@ class Client:
     limits = [request.get(name) or 0 for name in form.limits]
     tokens = max(limits) * (request.get("n") or 1)
     usd = self.price.worst_case_usd(prompt_tokens, tokens)
-    if form.counts_beside and '"1h"' in json.dumps(request):
+    if '"1h"' in json.dumps(request):
       usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
     is_default = self.endpoint.is_openai and request.get("service_tier") == "default"
     return usd if is_default or self.is_tier_known else COSTLIEST_TIER * usd

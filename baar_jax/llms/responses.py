@@ -16,7 +16,7 @@ from baar_jax.llms.wire import (
 # one field, and those of built-in tools in other fields.
 ENVELOPE = ("id", "type", "status", "call_id", "name", "namespace")
 # Most responses and items that are remembered.
-MOST_ITEMS = 1000
+MOST_ITEMS = 300
 
 
 def read_item(item: Mapping) -> Turn | None:
@@ -125,7 +125,10 @@ class Items:
     output = answer.get("output")
     if not isinstance(output, list) or body.get("store") is False:
       return
-    self._items[client, str(answer.get("id"))] = [*body["input"], *output]
+    given = body["input"]
+    if isinstance(given, str):
+      given = [{"role": "user", "content": given}]
+    self._items[client, str(answer.get("id"))] = [*given, *output]
     for item in output:
       if isinstance(item, dict):
         self._items[client, str(item.get("id"))] = [item]
@@ -138,18 +141,22 @@ class Items:
     Raises:
       UnknownItem: a response or an item is not remembered.
     """
+    for field in ("conversation", "prompt", "background"):
+      if body.get(field):
+        # Only the provider knows what such a call costs.
+        raise UnknownItem(f"This server refuses {field}. Send the whole history.")
     given = body.get("input")
-    if isinstance(given, str):
+    earlier = body.pop("previous_response_id", None)
+    items = [*self._find(client, earlier)] if earlier else []
+    if isinstance(given, str) and items:
       given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
       return
-    earlier = body.pop("previous_response_id", None) or body.get("conversation")
-    items = self._find(client, earlier) if earlier else []
     for item in given:
       if isinstance(item, dict) and item.get("type") == "item_reference":
-        items = items + self._find(client, item.get("id"))
+        items.extend(self._find(client, item.get("id")))
       else:
-        items = [*items, item]
+        items.append(item)
     body["input"] = items
 
   def _find(self, client: str, id_: object) -> list:

@@ -134,6 +134,8 @@ class App(Starlette):
         )
       except (responses.UnknownItem, ImpossibleUsage) as error:
         refusal = Refusal(400, str(error))
+      except RecursionError:
+        refusal = Refusal(400, "The body is nested too deeply. Send a flatter one.")
       except ClientDisconnect:
         refusal = Refusal(400, "The client closed the connection. Send the call again.")
       except Exception as bug:  # The request is private, so it is not printed.
@@ -182,7 +184,7 @@ class App(Starlette):
       if form is responses.FORM:
         self.exchange.items.resolve(key.name, body)
       receive = functools.partial(self.desk.receive, key, form, headers, body)
-      delivery = self.exchange.deliver(key.name, headers, body, receive)
+      delivery = self.exchange.deliver(key.name, form, headers, body, receive)
       # After the body, the next message is that the client has left.
       leaving = asyncio.ensure_future(request.receive())
       leaving.add_done_callback(delivery.drop)
@@ -227,9 +229,8 @@ class App(Starlette):
     exchange = self.exchange
     body = await self._read(request)
     if "decision_id" in body:
-      routed = exchange.book_report(body["decision_id"], body)
-      fields = self._describe(routed.call.purse)
-      return JSONResponse(fields, headers=routed.headers)
+      routed = exchange.book_report(key.client, body["decision_id"], body)
+      return JSONResponse(self._describe(routed.call.purse), headers=routed.headers)
     form = chat_completions.FORM
     if "input" in body:
       form = responses.FORM
@@ -328,7 +329,13 @@ class App(Starlette):
     raise Refusal(426, "This server has no WebSockets. Send POST /v1/responses.")
 
   async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the attempts at model calls and their dollars, for Prometheus."""
+    """Respond with the attempts at model calls and their dollars, for Prometheus.
+
+    Raises:
+      Refusal: the client is no operator.
+    """
+    if not key.operator:
+      raise Refusal(403, "Only an operator's key shows metrics. Ask the operator.")
     registry = prometheus.CollectorRegistry()
     make_counter = functools.partial(
       prometheus.Counter, labelnames=["model", "outcome"], registry=registry
@@ -405,6 +412,7 @@ class App(Starlette):
       left_usd=left.usd,
       left_large_calls=left.calls,
       in_flight=len(purse.open),
+      changed_s=purse.changed_s,
       conversations=conversations,
     )
 

@@ -80,7 +80,6 @@ class Desk:
     form: WireForm,
     headers: Mapping[str, str],
     body: dict,
-    is_repeated: bool = False,
   ) -> ClientCall:
     """Read a client's call, and find its purse and its conversation.
 
@@ -92,8 +91,6 @@ class Desk:
       form: the wire form of the call.
       headers: the headers, and the session's name in the URL under the name "url".
       body: the JSON body.
-      is_repeated: whether an equal call was answered lately. Without names, it begins a
-        conversation of its own.
 
     Raises:
       Refusal: the call has a wrong field, or the ledger cannot be written.
@@ -106,8 +103,6 @@ class Desk:
     conversation = self._match(key, fields, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
-      if is_repeated:
-        conversation = None
     serve_config = self._config
     limits = Cap(
       find_lowest(serve_config.max_large_calls, key.max_large_calls),
@@ -192,48 +187,48 @@ class Desk:
     """Find the conversation that a call continues; None if it begins a new one.
 
     A name of the conversation decides, else the replies in the call's history. In a
-    named session, a client may have rewritten all replies: then a history of the same
-    task that is at least as long continues its conversation.
+    named session, a client may have rewritten all replies: then a longer history of the
+    same task continues its conversation.
 
-    Of several conversations, the call continues the longest one whose replies it has
-    all, in their order; else the newest one whose last reply it has; else the newest.
+    Of several conversations, the call continues one whose replies it has all, in their
+    order; then one of the same task; then the longest; then the one that has waited
+    longest.
     """
     atoms = history.atoms
-    candidates = []
-    if not fields.conversation and (purse or not fields.purse):
-      candidates = self._sessions.find_matches(key.name, purse, atoms)
-    if purse and not candidates:
-      for found in self._sessions.list_conversations("purse = ?", purse.id):
-        places = [record.place for record in found.records]
-        is_same_task = found.state.opening == history.opening
-        is_same_task &= len(history.actions) >= max(places, default=0)
-        if found.name == fields.conversation and (found.name or is_same_task):
-          candidates.append(found)
+    place = len(history.actions)
     since_s = time.time() - self._config.idle_s
-    alive = []
-    whole = []
-    recent = []
+    candidates = []
+    if fields.conversation:
+      is_named = "purse = ? AND name = ? AND changed_s > ?"
+      values = (purse and purse.id, fields.conversation, since_s)
+      candidates = self._sessions.list_conversations(is_named, *values)
+    elif purse or not fields.purse:
+      candidates = self._sessions.find_matches(key.name, purse, atoms, since_s)
+    if purse and not candidates and not fields.conversation:
+      is_unnamed = "purse = ? AND name = '' AND changed_s > ?"
+      for found in self._sessions.list_conversations(is_unnamed, purse.id, since_s):
+        last_place = max((record.place for record in found.records), default=-1)
+        if found.state.opening == history.opening and last_place < place:
+          candidates.append(found)
+    best = None
+    best_rank = ()
     for found in candidates:
-      is_same = selected == SelectedPolicy(found.state.rule, found.state.cost_weight)
-      if not is_same or found.changed_s < since_s:
+      state = found.state
+      if selected != SelectedPolicy(state.rule, state.cost_weight):
         continue
-      alive.append(found)
-      if found.has_replies(atoms, found.records):
-        whole.append(found)
-      if found.has_replies(atoms, found.records[-1:]):
-        recent.append(found)
-    if whole:
-      # A changed cap has begun a new conversation, to which the call belongs. Of equal
-      # conversations, the call continues the one that has waited longest.
-      return max(
-        whole,
-        key=lambda found: (
-          found.state.policy == self.find_spec(selected, found.purse.cap).key,
-          len(found.records),
-          -found.changed_s,
-        ),
+      rank = (
+        found.has_replies(atoms, found.records),
+        state.opening == history.opening,
+        # A changed cap has begun a new conversation, to which the call belongs.
+        state.policy == self.find_spec(selected, found.purse.cap).key,
+        found.has_replies(atoms, found.records[-1:]),
+        len(found.records),
+        -found.changed_s,
       )
-    return next(iter(recent or alive), None)
+      if best is None or rank > best_rank:
+        best = found
+        best_rank = rank
+    return best
 
   def _is_side_call(
     self, purse: Purse, headers: Mapping[str, str], body: Mapping

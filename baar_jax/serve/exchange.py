@@ -16,7 +16,7 @@ from baar_jax.llms import responses
 from baar_jax.llms.client import Whole, ask
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.usage import Meter
-from baar_jax.llms.wire import PRESUMED
+from baar_jax.llms.wire import PRESUMED, WireForm
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
@@ -173,9 +173,10 @@ class Exchange:
   def deliver(
     self,
     client: str,
+    form: WireForm,
     headers: Mapping[str, str],
     body: dict,
-    receive: Callable[[bool], ClientCall],
+    receive: Callable[[], ClientCall],
   ) -> Delivery:
     """Answer a call, or find the answer that is being made for a retry of it.
 
@@ -185,17 +186,17 @@ class Exchange:
 
     Args:
       client: the name of the client's key.
+      form: the wire form of the call.
       headers: the headers, and the session's name in the URL under the name "url".
       body: the JSON body.
-      receive: finds the purse and the conversation of the call; its argument tells
-        whether an equal call was answered lately.
+      receive: finds the purse and the conversation of the call.
 
     Raises:
       Refusal: the call has a wrong field.
     """
     fields = CallFields.read_call(headers, body)
     digest = hash_text(json.dumps(body, sort_keys=True))
-    place = (client, fields.purse, fields.conversation, digest)
+    place = (client, form.path, fields.purse, fields.conversation, digest)
     delivery = self._deliveries.get(place)
     if delivery and delivery.is_repeatable:
       is_retry = headers.get("x-stainless-retry-count", "0") != "0"
@@ -203,7 +204,7 @@ class Exchange:
       if is_retry or delivery.is_dropped:
         delivery.is_dropped = False
         return delivery
-    call = receive(delivery is not None)
+    call = receive()
     delivery = Delivery()
     self._deliveries[place] = delivery
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
@@ -359,10 +360,11 @@ class Exchange:
     if routed := self._reported.pop(number, None):
       routed.end(PRESUMED)
 
-  def book_report(self, number: object, fields: dict) -> RoutedCall:
+  def book_report(self, client: str | None, number: object, fields: dict) -> RoutedCall:
     """Book the usage that a client reports for a decision.
 
     Args:
+      client: the name of the client's key; None books the decisions of all clients.
       number: the `decision_id` that the client sent.
       fields: the body of the client's request, with `usage`.
 
@@ -371,7 +373,7 @@ class Exchange:
       ImpossibleUsage: the usage is missing or impossible.
     """
     routed = self._reported.get(number) if type(number) is int else None
-    if routed is None:
+    if routed is None or client not in (None, routed.call.purse.client):
       raise Refusal(
         404,
         "No decision with this decision_id waits for a report. Send the decision_id "
@@ -387,9 +389,9 @@ class Exchange:
   def score(self, purse: Purse, scored: SessionScore) -> None:
     """End the task of a session with its score, and store its episode.
 
-    The score is of the newest conversation with the most steps, and all others of the
-    purse end without one. A decision whose call's usage was never reported counts at
-    its worst case.
+    The score is of the newest conversation of the main agent, and all others of the
+    purse end without one, unless the client names the conversation. A decision whose
+    call's usage was never reported counts at its worst case.
 
     Raises:
       Refusal: the task already has a score, has no step, or has a call in flight.
@@ -399,16 +401,21 @@ class Exchange:
       purse.id,
       scored.conversation,
     )
-    conversations.sort(key=lambda found: -len(found.records))
-    if purse.is_busy or not conversations or not conversations[0].records:
+    # The newest first, those of the session's main agent before all others.
+    conversations.sort(key=lambda found: found.name not in ("", purse.name))
+    conversations.sort(key=lambda found: not found.records)
+    busy = purse.open.keys() - purse.reported
+    ids = {purse.open[number] for number in busy}
+    is_free = bool(conversations and conversations[0].records)
+    if not is_free or conversations[0].id in ids:
       raise Refusal(
         409,
         "This session is scored already, has had no call, or has a call in flight. "
         "Score it once, after the answer to its last call.",
       )
-    for number in [*purse.open]:
-      self._expire(number)
     main, *others = conversations
+    for number in purse.open.keys() & purse.reported:
+      self._expire(number)
     main.state.task_id = scored.task or main.state.task_id
     # If the server is killed before it saves the score, the client will send the score
     # again. The mark prevents a second copy of the episode.
@@ -445,7 +452,7 @@ class Exchange:
       )
       for conversation in over:
         if conversation.id not in self._asked:
-          await self._end(conversation)
+          self.start(self._end(conversation))
 
   async def _end(self, conversation: Conversation) -> None:
     """End a conversation, with the score that `serve.outcome` prints, if it is set.
@@ -453,6 +460,8 @@ class Exchange:
     If the command fails, is late or prints no score, there is no score.
     """
     self._asked.add(conversation.id)
+    if conversation.changed_s < 0:
+      return
     with contextlib.suppress(sqlite3.OperationalError):
       self.sessions.finish(conversation, changed_s=0.0)
     purse = conversation.purse
@@ -461,7 +470,10 @@ class Exchange:
       return
     try:
       process = await asyncio.create_subprocess_exec(
-        *command, purse.name, stdout=asyncio.subprocess.PIPE
+        *command,
+        purse.name,
+        str(conversation.id),
+        stdout=asyncio.subprocess.PIPE,
       )
       try:
         async with asyncio.timeout(OUTCOME_S):

@@ -49,6 +49,7 @@ PART_FIELDS = {
   "input_audio",
   "file",
   "file_data",
+  "file_id",
   "file_url",
   "source",
 }
@@ -273,7 +274,7 @@ class SessionScore(StrictRecord):
 
   score: float = Field(ge=0, le=1)
   task: Id | None = None
-  conversation: int | None = None
+  conversation: int | None = Field(None, ge=1, lt=2**63)
 
 
 class Caps(StrictRecord):

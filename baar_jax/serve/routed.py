@@ -72,7 +72,8 @@ class Upstream(Client):
     tokens = call.bound_tokens
     conversation = call.conversation
     cache = conversation and conversation.caches.get(self.config_index)
-    if cache and hash_prefix(form, body, cache.messages) == cache.digest:
+    is_known = cache and cache.is_proven
+    if is_known and hash_prefix(form, body, cache.messages) == cache.digest:
       other_fields = dict(request)
       for name in ("model", form.history, *form.limits, *form.opening):
         other_fields.pop(name, None)
@@ -464,7 +465,6 @@ class RoutedCall:
       event = form.write_failure(refusal.body["error"], refusal.status)
       yield write_event(event)
       return
-    # A client that has read the last event can read the cost, too.
     self.book_reply(meter)
     yield block
 
@@ -477,7 +477,6 @@ class RoutedCall:
     """
     model = self.step.model
     call = self.call
-    latency_s = time.monotonic() - call.start_s
     usage = Usage(0, 0, 0)
     usd = None
     if meter:
@@ -486,7 +485,7 @@ class RoutedCall:
       except ImpossibleUsage as error:
         problem = f"{self.upstream.name} counts at its worst case. {error}"
         print(f"error: {problem}", file=sys.stderr)
-    billed = Call(model, usage, self.worst_case_usd, latency_s)
+    billed = Call(model, usage, self.worst_case_usd, time.monotonic() - call.start_s)
     outcome = PRESUMED
     cache = None
     switch_usd = 0.0
@@ -496,6 +495,8 @@ class RoutedCall:
       cache = dataclasses.replace(
         call.cache, tokens=usage.prompt_tokens, at_s=time.time()
       )
+      # What a client reports proves nothing about later calls of this server.
+      cache.is_proven = self.last_attempt.number not in call.purse.reported
       switch_usd = self._switch_usd(billed)
     elif meter is None:
       billed = dataclasses.replace(billed, kind=PRESUMED)

@@ -1,6 +1,7 @@
 """Keep clients' purses and conversations on disk, and their open calls in memory."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import secrets
@@ -20,8 +21,9 @@ from baar_jax.rollout.specs import Cap
 # A conversation that may continue a call has one of the call's last replies. This many
 # hashes of them are looked up, and this many conversations are compared.
 NEWEST_ATOMS = 32
-MOST_MATCHES = 20
+MOST_MATCHES = 200
 DAY_S = 86_400
+MOST_KEPT = 1000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS purses (
   id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
@@ -49,8 +51,10 @@ class Purse:
     name: the session's name, by which clients know it.
     call_limit: the cap on LARGE calls; None is no cap.
     dollars: the budget in US dollars.
+    changed_s: when the last attempt began, in seconds since 1970.
     large_calls: the number of LARGE calls that are billed or in flight.
-    open: the worst case in US dollars of each attempt in flight, by its number.
+    open: the conversation of each attempt in flight, by the attempt's number; None for
+      a side call.
     reported: the numbers of the attempts whose usage the client will report.
     changed: an event that is set when an attempt has ended.
   """
@@ -60,8 +64,9 @@ class Purse:
   name: str
   call_limit: int | None
   dollars: DollarBudget
+  changed_s: float
   large_calls: int = 0
-  open: dict[int, float] = dataclasses.field(default_factory=dict)
+  open: dict[int, int | None] = dataclasses.field(default_factory=dict)
   reported: set[int] = dataclasses.field(default_factory=set)
   changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -99,8 +104,7 @@ class Conversation:
     name: the client's name for it within its session; "" without one.
     changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
     score: in [0, 1]; None until it is scored.
-    records: one for each reply.
-    number: the number of the attempt of the last record.
+    records: one for each reply, in the order of the attempts.
     deciding: the lock that admits one decision at a time.
   """
 
@@ -111,7 +115,6 @@ class Conversation:
   changed_s: float
   score: float | None = None
   records: list[Record] = dataclasses.field(default_factory=list)
-  number: int = 0
   deciding: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
   @property
@@ -192,12 +195,13 @@ class Sessions:
     self._db = open_calls(path)
     self._run_budget = run_budget
     self._usd_per_day = usd_per_day or {}
-    # The budget of a client and a day.
-    self._days: dict[tuple[str, int], DollarBudget] = {}
+    # The newest day of each client, and its budget.
+    self._days: dict[str, tuple[int, DollarBudget]] = {}
     # Purses and conversations that a call in progress is using. All others are read
     # from disk when they are needed.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
+    self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
     self._late: list[Late] = []
     self._db.executescript(_SCHEMA)
     with self._db:
@@ -232,27 +236,35 @@ class Sessions:
       values: the values of the condition.
     """
     select = (
-      f"SELECT id, client, name, call_limit, usd_limit FROM purses WHERE {condition}"
+      "SELECT id, client, name, call_limit, usd_limit, changed_s FROM purses "
+      f"WHERE {condition}"
     )
     rows = self._db.execute(select, values).fetchall()
     return [self._load_purse(*row) for row in rows]
 
   def _load_purse(
-    self, id_: int, client: str, name: str, call_limit: int, usd_limit: float
+    self,
+    id_: int,
+    client: str,
+    name: str,
+    call_limit: int | None,
+    usd_limit: float | None,
+    changed_s: float,
   ) -> Purse:
     """Read a purse, with the dollars and the LARGE calls of its attempts."""
     purse = self._purses.get(id_)
     if purse is None:
       budget = self._add_up("purse = ?", id_)
       budget.change_limit(usd_limit)
-      purse = Purse(id_, client, name, call_limit, budget)
+      purse = Purse(id_, client, name, call_limit, budget, changed_s)
       select = (
         "SELECT count(*) FROM calls JOIN attempts USING (id) "
         "WHERE purse = ? AND model > ? AND kind <> ?"
       )
-      row = self._db.execute(select, (id_, SMALL, FAILED)).fetchone()
-      purse.large_calls = row[0]
+      values = (id_, SMALL, FAILED)
+      (purse.large_calls,) = self._db.execute(select, values).fetchone()
       self._purses[id_] = purse
+    self._kept.append(purse)
     return purse
 
   def find_purse(self, client: str | None, name: str) -> Purse | None:
@@ -277,8 +289,8 @@ class Sessions:
     """Store a new purse. Without a name it gets a random one."""
     insert = "INSERT INTO purses VALUES (NULL, ?, ?, ?, ?, ?)"
     name = name or f"auto-{secrets.token_hex(8)}"
-    row = self.commit((insert, (client, name, cap.calls, cap.usd, time.time())))
-    return self._load_purse(row, client, name, cap.calls, cap.usd)
+    values = (client, name, cap.calls, cap.usd, time.time())
+    return self._load_purse(self.commit((insert, values)), *values)
 
   def change_caps(self, purse: Purse, cap: Cap) -> None:
     """Store new caps of a purse."""
@@ -314,17 +326,17 @@ class Sessions:
       (own_purse,) = self.list_purses("id = ?", purse)
       conversation = Conversation(id_, own_purse, name, read_state, *rest)
       select = (
-        "SELECT id, record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
+        "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
         "ORDER BY id"
       )
-      for number, record in self._db.execute(select, (id_,)).fetchall():
+      for (record,) in self._db.execute(select, (id_,)).fetchall():
         conversation.records.append(RECORD.validate_json(record))
-        conversation.number = number
       self._conversations[id_] = conversation
+    self._kept.append(conversation)
     return conversation
 
   def find_matches(
-    self, client: str, purse: Purse | None, atoms: Sequence[str]
+    self, client: str, purse: Purse | None, atoms: Sequence[str], since_s: float
   ) -> list[Conversation]:
     """Find the conversations that gave most of a call's last replies.
 
@@ -332,6 +344,7 @@ class Sessions:
       client: the name of the client's key.
       purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
+      since_s: conversations whose last call was before are over.
     """
     newest = atoms[-NEWEST_ATOMS:]
     purse_id = purse and purse.id
@@ -340,10 +353,10 @@ class Sessions:
       "JOIN conversations ON conversations.id = conversation "
       "JOIN purses ON purses.id = purse "
       f"WHERE atom IN ({', '.join('?' * len(newest))}) "
-      "AND client = ? AND purse = ifnull(?, purse) "
+      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
       "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
     )
-    values = (*newest, client, purse_id, MOST_MATCHES)
+    values = (*newest, client, purse_id, since_s, MOST_MATCHES)
     matches = []
     for id_, _ in self._db.execute(select, values).fetchall():
       matches += self.list_conversations("id = ?", id_)
@@ -368,12 +381,12 @@ class Sessions:
     limit_usd = self._usd_per_day.get(purse.client)
     if limit_usd is not None:
       day = int(time.time() // DAY_S)
-      if (purse.client, day) not in self._days:
+      if self._days.get(purse.client, (0,))[0] != day:
         condition = "at_s >= ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
         budget = self._add_up(condition, day * DAY_S, purse.client)
         budget.change_limit(limit_usd)
-        self._days = {(purse.client, day): budget}
-      budgets.append(self._days[purse.client, day])
+        self._days[purse.client] = (day, budget)
+      budgets.append(self._days[purse.client][1])
     return budgets
 
   def list_affordable(
@@ -421,6 +434,7 @@ class Sessions:
     """
     now_s = time.time()
     id_ = conversation and conversation.id
+    budgets = self._budgets(purse)
     number = self.commit(
       (INSERT, (step.model, OPEN, worst_case_usd, None)),
       (
@@ -431,10 +445,11 @@ class Sessions:
       ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
     )
     reservations = []
-    for budget in self._budgets(purse):
+    for budget in budgets:
       reservations.append((budget, budget.reserve(worst_case_usd)))
+    purse.changed_s = now_s
     purse.large_calls += step.model != SMALL
-    purse.open[number] = worst_case_usd
+    purse.open[number] = id_
     if reported:
       purse.reported.add(number)
     if conversation:
@@ -469,7 +484,8 @@ class Sessions:
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
     statements = [(update, (kind, usd, attempt.number))]
     if record:
-      statements.append(self._update_record(attempt.number, record))
+      record.number = attempt.number
+      statements.append(self._update_record(record))
       for atom in record.atoms:
         insert = "INSERT INTO atoms VALUES (?, ?)"
         statements.append((insert, (atom, attempt.conversation.id)))
@@ -485,17 +501,17 @@ class Sessions:
         purse.large_calls -= step.model != SMALL
       if record:
         attempt.conversation.records.append(record)
-        attempt.conversation.number = attempt.number
+        attempt.conversation.records.sort(key=lambda record: record.number)
       purse.changed.set()
 
     self._late.append(Late(statements, apply))
     with contextlib.suppress(sqlite3.OperationalError):
       self.commit()
 
-  def _update_record(self, number: int, record: Record) -> Statement:
+  def _update_record(self, record: Record) -> Statement:
     """Return the statement that writes the record of an attempt."""
     text = RECORD.dump_json(record).decode()
-    return "UPDATE attempts SET record = ? WHERE id = ?", (text, number)
+    return "UPDATE attempts SET record = ? WHERE id = ?", (text, record.number)
 
   def complete_step(
     self, conversation: Conversation, action: str, score: float | None
@@ -504,11 +520,10 @@ class Sessions:
 
     The next commit stores them.
     """
-    step = conversation.records[-1].step
-    step.action = action
-    step.score = score
-    update = self._update_record(conversation.number, conversation.records[-1])
-    self._late.append(Late([update], lambda: None))
+    record = conversation.records[-1]
+    record.step.action = action
+    record.step.score = score
+    self._late.append(Late([self._update_record(record)], lambda: None))
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""
