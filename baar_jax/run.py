@@ -231,7 +231,7 @@ class Run:
     spec: PolicySpec,
     jobs: Sequence[Job],
     build: Callable[[PolicySpec], Policy],
-  ) -> None:
+  ) -> list[Episode]:
     """Play a policy's episodes that are not stored yet, and store each finished one.
 
     If an episode ends in an error, a line is printed and the episode is not stored. The
@@ -244,6 +244,9 @@ class Run:
       jobs: the episodes that the policy has to have.
       build: makes the policy; it is called only if an episode is missing.
 
+    Returns:
+      The episodes that this call has played.
+
     Raises:
       CapReached: the next call could exceed --config.max_usd.
       ValueError: clients have not played all episodes, or too many episodes in a row
@@ -253,7 +256,7 @@ class Run:
     if self.config.env.kind == SERVED:
       self.check_played(BOUNDARIES if spec in BOUNDARIES else [spec], jobs)
       self.check_texts(spec, jobs)
-      return
+      return []
     self.store.sync(key)
     stored = self.store.keys(key)
     distributed = self.config.distributed
@@ -261,6 +264,7 @@ class Run:
     assigned_ids = set(task_ids[distributed.process :: distributed.processes])
     assigned = [job for job in jobs if job.task.id in assigned_ids]
     missing = [job for job in assigned if job.key not in stored]
+    played = []
     if missing:
       most = self.config.models.max_failures
       policy = build(spec)
@@ -279,10 +283,12 @@ class Run:
             print(f"left out: {name}: {ended.error}; run again to play it again")
           else:
             self.store.add(ended)
+            played.append(ended)
           cost_usd += sum(step.cost_usd for step in ended.steps)
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
     self.store.sync(key)
+    return played
 
   def collect(
     self,
@@ -296,8 +302,11 @@ class Run:
     Returns:
       The episodes, ordered by task and seed.
     """
-    self.play(title, spec, jobs, build)
-    return self.store.episodes(spec.key, {job.key for job in jobs})
+    played = self.play(title, spec, jobs, build)
+    keys = {job.key for job in jobs}
+    keys -= {(episode.task_id, episode.seed) for episode in played}
+    episodes = played + self.store.episodes(spec.key, keys)
+    return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
   def check_played(self, specs: Sequence[PolicySpec], jobs: Sequence[Job]) -> None:
     """Raise an error unless clients have played all episodes that these policies need.
