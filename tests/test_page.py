@@ -95,14 +95,17 @@ def test_two_policies_of_a_run_never_share_a_label():
 
 def test_no_key_of_a_policy_is_on_the_page(results, index):
   keys = {key for key in [*results.dev.index] if "(" in key}
-  assert len(keys) > 9
+  files = [*index.parent.glob("hard_budget.*"), index]
+  shown = [path.read_bytes() for path in files]
+  assert len(keys) > 9 and len(files) == 3
   data = json.loads((index.parent / "results.json").read_text())
   assert [row["label"] for row in data["policies"]][:2] == [
     "always-SMALL",
     "always-LARGE",
   ]
-  shown = index.read_text(encoding="utf-8") + texts.terminal_table(results)
-  assert not any(key in shown for key in keys)
+  assert not any(key.encode() in data for key in keys for data in shown)
+  terminal = texts.terminal_table(results)
+  assert not any(key in terminal for key in keys)
 
 
 class Reader(html.parser.HTMLParser):
@@ -201,6 +204,7 @@ HOSTILE = [
   "\u2028",
   "[x](javascript:alert(1)) ![y](//evil/z.png) | *b* _c_ `d` # e ~f~ \\",
   "a\n| --- |\r\n# title\u2028b",
+  r"\input{/etc/passwd} \write18{rm} $x$ %",
 ]
 UNSEEN = re.compile(
   "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ud800-\\udfff\\ufeff]"
@@ -224,12 +228,16 @@ def test_hostile_texts_stay_texts_in_all_files(results, tmp_path, monkeypatch, t
     changed[name] = getattr(results, name).replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page, "draw_all", lambda _: {})
   page.write(dataclasses.replace(results, **changed), tmp_path)
-  index = (tmp_path / "index.html").read_text(encoding="utf-8")
-  assert not UNSEEN.search(index)
+  names = ("index.html", "hard_budget.tex", "results.json")
+  index, tex, data = ((tmp_path / name).read_text(encoding="utf-8") for name in names)
+  assert json.loads(data) and not any(map(UNSEEN.search, (index, tex)))
   reader = Reader(index)
   reader.check_that_it_loads_nothing()
   shown = UNSEEN.sub("\ufffd", " ".join(text.split()))
   assert shown[:12] in reader.text
+  # Two lines of titles, and a line per family; each ends in two backslashes.
+  assert not re.search(r"\\(input|write18)", tex)
+  assert tex.count(r"\\") == 2 + changed["hard_budget"].family.nunique()
 
 
 def test_the_page_fits_a_phone_and_makes_no_request(index):

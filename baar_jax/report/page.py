@@ -145,7 +145,7 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
 
 
 def write(results: Results, directory: Path) -> Path:
-  """Write index.html, its figures as PNG files, and results.json.
+  """Write index.html, its figures as PNG files, results.json and hard_budget.tex.
 
   Args:
     results: the results to write.
@@ -156,6 +156,10 @@ def write(results: Results, directory: Path) -> Path:
   """
   directory.mkdir(parents=True, exist_ok=True)
   files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
+  if len(results.hard_budget):
+    table = texts.hard_budget(results)
+    narrow = table.loc[:, table.columns.isin(["Family", "SR", "Use%"], level=1)]
+    files["hard_budget.tex"] = texts.to_latex(narrow)
   images = {}
   for name, figure in draw_all(results).items():
     file = directory / f"{name}.png"

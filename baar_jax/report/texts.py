@@ -348,6 +348,14 @@ def ledger(results: Results) -> dict[str, float]:
   return {title: results.ledger[part] for part, title in LEDGER.items()}
 
 
+def to_latex(table: pd.DataFrame) -> str:
+  """Write a table of texts in LaTeX, with special characters escaped."""
+  style = table.style.hide(axis="index").format(escape="latex")
+  style = style.format_index(escape="latex", axis="columns")
+  alignment = "l".ljust(len(table.columns), "r")
+  return style.to_latex(hrules=True, column_format=alignment, multicol_align="c")
+
+
 def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
