@@ -200,6 +200,14 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
       messages += [{"role": "assistant", "content": f" {text}\n"}, *ASK]
   assert [len({*names}) for names in ids] == [1, 1, 1]
   assert len({names[0] for names in ids}) == 3
+  # Calls of two equal tasks arrive before either is made.
+  upstream.answer = lambda request: REPLY
+  for _ in range(2):
+    client.post("/v1/chat/completions", {"model": "baar", "messages": ASK})
+  body = {"model": "baar", "messages": [*ASK, {"role": "assistant", "content": REPLY}]}
+  receive = client.http.app.desk.receive
+  twins = [receive(ClientKey(), FORM, {}, body | {"user": name}) for name in "ab"]
+  assert len({call.conversation.id for call in twins}) == 2
 
 
 def test_agents_of_one_session_draw_on_one_purse(client):

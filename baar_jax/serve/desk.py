@@ -125,6 +125,9 @@ class Desk:
       conversation = None
     if conversation is None and not is_side:
       conversation = self._begin(purse, fields, history, selected)
+    if conversation:
+      # So an equal call that comes before this one's attempt takes its own twin.
+      conversation.changed_s = time.time()
     records = conversation.records if conversation else ()
     # The history has one reply more than that of the last step's call.
     if records and records[-1].place == len(history.actions) - 1:
