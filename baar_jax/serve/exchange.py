@@ -107,8 +107,8 @@ class Delivery:
         if sent == len(self.blocks):
           await self._changed.wait()
           continue
-        yield self.blocks[sent]
         sent += 1
+        yield self.blocks[sent - 1]
     finally:
       self.is_dropped |= sent < len(self.blocks) or not self.is_done
 
