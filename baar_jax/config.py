@@ -138,14 +138,17 @@ class ModelsConfig:
     key_variables: Names of the environment variables with the upstream endpoints' keys:
       one for all models, or one per model. "" stands for an endpoint without a key.
     temperature: Sampling temperature of the models.
-    max_completion_tokens: Largest number of tokens of a reply. The worst case of a call
-      assumes a reply of this length.
+    max_completion_tokens: Largest number of tokens of a reply in a run that plays
+      tasks. The worst case of a call assumes a reply of this length.
     forms: Wire forms that the upstream endpoints offer to --stage=serve: one text for
       all models, or one per model, such as "chat/completions responses". () is all.
-    token_limit_field: Name of the request's field that carries `max_completion_tokens`.
+    token_limit_field: Name of the request's field that limits the tokens of a reply.
+    tokenizer_families: One name per model for --stage=serve: models with one name have
+      one tokenizer. A file tokenizer.json counts tokens exactly. () is by known names.
+    context_tokens: Tokens of each model's window for --stage=serve; 0 is the known one.
     concurrency: Largest number of calls in flight at one model.
-    timeout_s: Seconds within which the whole answer of an attempt must arrive. A slower
-      attempt has failed.
+    timeout_s: Seconds within which the whole answer of an attempt must arrive, or with
+      --stage=serve the beginning of a stream. A slower attempt has failed.
     retries: Number of times that a failed attempt is repeated.
     max_failures: Number of failures in a row, of attempts or of episodes, that ends the
       run.
@@ -164,6 +167,8 @@ class ModelsConfig:
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
+  tokenizer_families: tuple[str, ...] = ()
+  context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
   concurrency: int = positive(16, 10**4)
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
@@ -173,7 +178,7 @@ class ModelsConfig:
   def _check(self) -> Self:
     """Raise an error unless each tuple has as many values as there are models."""
     count = len(self.names)
-    for field in ("prices", "skills"):
+    for field in ("prices", "skills", "tokenizer_families", "context_tokens"):
       is_valid = len(getattr(self, field)) in (0, count)
       require(is_valid, field, "() or a value for each of the names")
     for field in ("base_urls", "key_variables", "forms"):
@@ -575,6 +580,9 @@ class ServeConfig:
       lower; None is no cap.
     reserve_usd: US dollars of a session's cap that calls must leave unspent. If no call
       fits any more, one last call may spend them.
+    exhausted: Answer to a call whose worst case exceeds a budget: an error with status
+      402 or 429, or "finish" for a whole answer that says so.
+    call_timeout_s: Seconds that a client's call may take with all of its attempts.
     fallback: Whether another model answers if all attempts at the chosen model have
       failed.
     record_text: Whether the texts of tasks, results and actions are stored. Training
@@ -600,6 +608,8 @@ class ServeConfig:
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
   reserve_usd: float = not_negative(0.0)
+  exhausted: str = Field("402", pattern="^(402|429|finish)$")
+  call_timeout_s: float = positive(600.0)
   fallback: bool = False
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 # Indices of models by price, the cheapest first. The constant LARGE is right for two
 # models only. With more models, LARGE is the last one.
@@ -101,6 +103,20 @@ class Call:
   latency_s: float = 0.0
   replayed: bool = False
   kind: str = "act"
+
+
+@dataclasses.dataclass
+class Cost:
+  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
+
+  usd: float = 0.0
+
+
+# The type of functions reserve(usd, replayed=False). Such a function returns a context
+# manager, which reserves the worst case `usd` of a call in the budgets. When the call
+# has ended, the context manager settles the Cost that the call has set.
+# `rollout.budget.reserve` is one implementation.
+Reserve = Callable[..., AbstractContextManager]
 
 
 @dataclasses.dataclass(frozen=True)

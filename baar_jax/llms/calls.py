@@ -28,6 +28,23 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
 """
 
+# The tables of clients' purses and conversations.
+SESSIONS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS purses (
+  id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
+  changed_s REAL, UNIQUE (client, name));
+CREATE TABLE IF NOT EXISTS conversations (
+  id INTEGER PRIMARY KEY, purse INTEGER, state TEXT, name TEXT, changed_s REAL,
+  score REAL);
+CREATE INDEX IF NOT EXISTS conversations_by_purse ON conversations (purse);
+CREATE TABLE IF NOT EXISTS attempts (
+  id INTEGER PRIMARY KEY, purse INTEGER, conversation INTEGER, at_s REAL, record TEXT);
+CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
+CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
+CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
+CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
+"""
+
 
 @dataclasses.dataclass
 class Cache:
@@ -174,7 +191,7 @@ class Calls:
 
     Args:
       call: the number of the attempt, as `begin` returned it.
-      kind: the kind of outcome, such as REPLY; see `wire.Outcome`.
+      kind: the kind of outcome, such as REPLY; see `client.Outcome`.
       usd: the cost of the attempt.
       reply: the reply to replay if the same request comes again.
       problem: the reason why there is no usable reply; "" after a success. None if the

@@ -3,7 +3,7 @@
 An attempt costs what the usage in its answer says. An attempt with an unknown outcome
 (a time-out, a connection lost after the request was sent, an unreadable answer) counts
 at its worst case. An answer with an HTTP status of 4xx or 5xx counts as free, except
-the statuses in `wire.UNKNOWN`.
+the statuses in `client.UNKNOWN`.
 """
 
 import asyncio
@@ -20,13 +20,19 @@ from collections.abc import Callable, Coroutine, Iterator
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Task, Usage
+from baar_jax.episode import Call, Cost, Reply, Reserve, Task, Usage
 from baar_jax.llms.calls import Calls
 from baar_jax.llms.chat_completions import FORM, Agent, Messages, NoAnswer
-from baar_jax.llms.client import ROUNDING, Client, ask, run_in_thread
-from baar_jax.llms.prices import Cost, Reserve
+from baar_jax.llms.client import (
+  ROUNDING,
+  UNREADABLE,
+  Client,
+  Outcome,
+  ask,
+  run_in_thread,
+)
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
+from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
@@ -162,7 +168,13 @@ class ChatModel(Client):
     While the run is being stopped, the attempt times out at once.
     """
     limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
-    answer = await self.send(FORM, self.write(FORM, body), limit_s)
+    config = self.config
+    request = FORM.limit_reply(
+      FORM.write_request(body, self.endpoint),
+      config.max_completion_tokens,
+      config.token_limit_field,
+    )
+    answer = await self.send(FORM, request, limit_s)
     if isinstance(answer, Outcome):
       return answer
     fields = answer.fields
@@ -223,7 +235,6 @@ class ReplyBooks:
     number: the recorded call of the current attempt.
     lost: earlier attempts that were billed, or may have been.
     start_s: time of the first attempt, on the monotonic clock.
-    has_others: False, because no other model takes over.
   """
 
   model: ChatModel
@@ -235,7 +246,10 @@ class ReplyBooks:
   number: int = 0
   lost: list[Call] = dataclasses.field(default_factory=list)
   start_s: float = dataclasses.field(default_factory=time.monotonic)
-  has_others = False
+
+  def may_move(self, outcome: Outcome) -> bool:
+    """Return False, because no other model takes over."""
+    return False
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
@@ -343,7 +357,9 @@ class ChatAgent(Agent):
     tokens = self.counted_tokens
     for message in messages[self.counted_messages :]:
       tokens += len(message["content"].encode()) + TOKENS_PER_MESSAGE
-    return self.model.bound_usd(FORM, tokens, self.model.write(FORM, {}))
+    model = self.model
+    request = FORM.write_request({}, model.endpoint)
+    return model.bound_usd(request, tokens, model.config.max_completion_tokens)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Replay the recorded reply to the messages, or ask the model for a reply.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from baar_jax.config import ModelsConfig
 from baar_jax.episode import Reply, Task
 from baar_jax.llms.wire import (
   Endpoint,
@@ -50,26 +49,21 @@ class ChatCompletions(WireForm):
   opening = ("tools", "functions", "response_format")
   limits = ("max_completion_tokens", "max_tokens")
   endings = ("[DONE]",)
+  # LiteLLM, and so aider and mini-swe-agent, repeat a call after most other statuses.
+  last_status = 404
 
-  def write_request(
-    self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
-  ) -> dict:
+  def write_request(self, body: Mapping, endpoint: Endpoint) -> dict:
     """Write a request for a model; a streamed request also asks for the usage."""
     request = {**body}
     request.pop("session_id", None)
-    if not any(map(body.get, self.limits)):
-      request[config.token_limit_field] = config.max_completion_tokens
     if body.get("stream"):
       options = body.get("stream_options") or {}
       request["stream_options"] = options | {"include_usage": True}
-    return super().write_request(request, endpoint, config)
+    return super().write_request(request, endpoint)
 
-  def read_turns(self, body: Mapping) -> list[Turn]:
-    """Read the messages of a request."""
-    messages = check_objects(body.get("messages"), "messages")
-    if not messages:
-      raise ValueError("messages must have at least one message")
-    return [read_message(message) for message in messages]
+  def read_entry(self, entry: Mapping) -> list[Turn]:
+    """Read a message."""
+    return [read_message(entry)]
 
   def read_reply(self, answer: Mapping) -> Turn:
     """Read the message of the first choice."""

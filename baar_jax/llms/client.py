@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, Protocol, TypeVar
@@ -15,19 +16,35 @@ import openai
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import chat_completions, messages, responses
-from baar_jax.llms.prices import HOUR_WRITE, prices_of
+from baar_jax.llms.prices import HOUR_WRITE, endpoints, prices_of
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.llms.wire import (
-  UNREADABLE,
-  Outcome,
+  FAILED,
+  PRESUMED,
+  Complaint,
   WireForm,
   backoff_s,
-  endpoints,
-  explain,
+  clean,
   read_error,
-  read_refusal,
 )
 
+# An attempt is repeated after these HTTP statuses, and after all from 500 on.
+RETRIED = (408, 409, 429)
+# An attempt that ends with one of these HTTP statuses may have been billed.
+UNKNOWN = (408, 502, 504, 524)
+UNAUTHORISED = (401, 403)
+# After one of these error codes, the same conversation would fail again. So the attempt
+# is not repeated.
+OVERFLOW = "context_length_exceeded"
+HOPELESS = (OVERFLOW, "content_filter")
+# Providers' words for a call that does not fit the model's window.
+TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too long")
+# If a provider asks to wait more seconds than this, the run ends.
+LONGEST_RETRY_AFTER_S = 300.0
+# Names of the HTTP library's exceptions that mean that no part of a request was sent.
+# So nothing was billed.
+NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
+NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
 # The wire forms, by the path of their requests.
 FORMS: dict[str, WireForm] = {}
 for module in (chat_completions, responses, messages):
@@ -42,8 +59,111 @@ LOST = (OSError, httpx2.RequestError)
 # An upper bound on a provider's costliest service tier, as a multiple of its list price
 # (our choice).
 COSTLIEST_TIER = 2.5
+# Service tiers of a request that an answer cannot exceed in price.
+PINNED = ("default", "flex", "standard", "standard_only")
+# Headers of a provider's error that go on to the client.
+RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 # A cost above its bound by no more than this share is a rounding error of floats.
 ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of one attempt at a call.
+
+  Attributes:
+    kind: REPLY after a usable reply, otherwise RETRY, PRESUMED or FAILED.
+    problem: the reason why there is no usable reply, as a clause such as "answered
+      429"; error messages put the model's name before this clause.
+    text: the text of the reply.
+    usage: tokens of an attempt of kind REPLY or RETRY.
+    fatal: whether no call to this endpoint can succeed.
+    hopeless: whether this call cannot succeed, although other calls may.
+    is_overflow: whether the call does not fit the model's window.
+    is_paused: whether the model was not asked, because it has failed all the time.
+    wait_s: seconds that the provider asks to wait before the next attempt.
+    status: the HTTP status of an error that the provider answered. For a failure
+      without an answer, 504 after a time-out, else 502.
+    message: the provider's error message, without the key.
+    type: the provider's type of the error.
+    code: the provider's code of the error.
+    headers: the provider's headers about retries.
+  """
+
+  kind: str
+  problem: str = ""
+  text: str = ""
+  usage: Usage = Usage(0, 0, 0)
+  fatal: bool = False
+  hopeless: bool = False
+  is_overflow: bool = False
+  is_paused: bool = False
+  wait_s: float = 0.0
+  status: int = 502
+  message: str = ""
+  type: str = ""
+  code: str = ""
+  headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
+
+
+def explain(failure: Exception) -> Outcome:
+  """Make the outcome of a time-out or a lost connection."""
+  cause = type(failure).__name__
+  kind = FAILED if cause in NOT_SENT else PRESUMED
+  status = 504 if isinstance(failure, TimeoutError) else 502
+  return Outcome(kind, f"gave no whole answer ({cause})", status=status)
+
+
+def read_refusal(
+  status: int, body: str, error: Complaint, retry_after: str, key: str
+) -> Outcome:
+  """Make the outcome of an answer with an HTTP status other than success.
+
+  No text in the outcome contains a part of the key.
+
+  Args:
+    status: the HTTP status.
+    body: the text of the answer.
+    error: the error in the body.
+    retry_after: the value of the header Retry-After; "" if the header is missing.
+    key: the key for the endpoint.
+  """
+  message = error.message or body
+  code = error.code
+  is_overflow = code == OVERFLOW or (
+    status < 500 and bool(TOO_LONG.search(message.lower()))
+  )
+  hopeless = is_overflow or code in HOPELESS
+  may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
+  complaint = clean(message, key)
+  # A provider that rejects a key may quote a part of the key. So the message of such an
+  # answer is not shown.
+  is_shown = status >= 400 and status not in UNAUTHORISED
+  reason = complaint
+  if status in UNAUTHORISED:
+    reason = "check the key in the variable that --config.models.key_variables names"
+  wait_s = 0.0
+  # The header Retry-After may also be a date; a date is ignored.
+  with contextlib.suppress(ValueError):
+    wait_s = max(wait_s, float(retry_after))
+  if wait_s > LONGEST_RETRY_AFTER_S:
+    may_pass = False
+    reason = f"it asks to wait {wait_s:.0f} s"
+  return Outcome(
+    kind=PRESUMED if status in UNKNOWN else FAILED,
+    problem=f"answered {status}: {reason}",
+    fatal=not may_pass and not hopeless,
+    hopeless=hopeless,
+    is_overflow=is_overflow,
+    wait_s=wait_s,
+    status=status,
+    message=complaint * is_shown,
+    type=clean(error.type, key),
+    code=clean(code, key),
+  )
 
 
 class Whole(NamedTuple):
@@ -121,8 +241,8 @@ class Client:
     config: the configuration of the models.
     config_index: the model's index in the configuration.
     price: the model's price.
-    is_tier_known: whether the endpoint has answered from a service tier of known price,
-      or is on a private network.
+    is_tier_known: whether the last answer came from a service tier of known price, or
+      the endpoint is on a private network.
     http: the HTTP client of the endpoint.
   """
 
@@ -153,27 +273,24 @@ class Client:
       timeout=httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s)),
     )
 
-  def write(self, form: WireForm, body: Mapping) -> dict:
-    """Write a request for this model."""
-    return form.write_request(body, self.endpoint, self.config)
-
-  def bound_usd(self, form: WireForm, prompt_tokens: int, request: Mapping) -> float:
+  def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
     """Compute the worst case of one attempt, in dollars.
 
-    Until the provider's service tier is known, the costliest tier is assumed.
+    The costliest service tier is assumed, unless the request names a tier of known
+    price, or names none and the last answer came from such a tier.
 
     Args:
-      form: the wire form of the request.
+      request: the request.
       prompt_tokens: an upper bound on the tokens of the prompt.
-      request: the request, with its limit on the reply.
+      reply_tokens: the limit on the tokens of a reply.
     """
-    limits = [request.get(name) or 0 for name in form.limits]
-    tokens = max(limits) * (request.get("n") or 1)
+    tokens = reply_tokens * (request.get("n") or 1)
     usd = self.price.worst_case_usd(prompt_tokens, tokens)
-    if '"1h"' in json.dumps(request):
+    if prompt_tokens and '"1h"' in json.dumps(request):
       usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
-    is_default = self.endpoint.is_openai and request.get("service_tier") == "default"
-    return usd if is_default or self.is_tier_known else COSTLIEST_TIER * usd
+    tier = request.get("service_tier") or "auto"
+    is_known = self.is_tier_known if tier == "auto" else tier in PINNED
+    return usd if is_known else COSTLIEST_TIER * usd
 
   def price_usage(self, meter: Meter) -> tuple[Usage, float]:
     """Compute the tokens and the dollars of an answer.
@@ -238,7 +355,12 @@ class Client:
     text = content.decode(errors="replace")
     retry_after = response.headers.get("retry-after", "")
     error = read_error(text)
-    return read_refusal(response.status_code, text, error, retry_after, self._key)
+    outcome = read_refusal(response.status_code, text, error, retry_after, self._key)
+    passed = {}
+    for name in RETRY_HEADERS:
+      if name in response.headers:
+        passed[name] = response.headers[name]
+    return dataclasses.replace(outcome, headers=passed)
 
 
 # The type of the result of one attempt: an Outcome in a run that plays tasks. In
@@ -249,13 +371,10 @@ Answer = TypeVar("Answer")
 
 
 class Books(Protocol[Attempted, Answer]):
-  """The account of one call, which pays for the attempts and chooses the model.
+  """The account of one call, which pays for the attempts and chooses the model."""
 
-  Attributes:
-    has_others: whether another model may take over after the last retry.
-  """
-
-  has_others: bool
+  def may_move(self, outcome: Outcome) -> bool:
+    """Tell whether another model may take over after the last retry of this one."""
 
   def reserve(self) -> contextlib.AbstractContextManager:
     """Reserve the worst case of an attempt while it is made, and record the attempt."""
@@ -305,11 +424,11 @@ async def ask(books: Books[Attempted, Answer], retries: int) -> Answer:
       answer = books.settle(outcome)
     if answer is not None:
       return answer
-    is_last = attempt == retries or outcome.is_paused
-    is_final = outcome.fatal or outcome.hopeless
-    if is_final or is_last and not books.has_others:
+    is_last = attempt == retries or outcome.is_paused or outcome.hopeless
+    if outcome.fatal or is_last and not books.may_move(outcome):
       raise books.refuse(outcome, attempt + 1)
-    wait_s = 0.0 if outcome.is_paused else outcome.wait_s + backoff_s(attempt)
+    is_waiting = not (outcome.is_paused or outcome.hopeless)
+    wait_s = is_waiting * (outcome.wait_s + backoff_s(attempt))
     has_moved = await books.prepare(outcome, wait_s, is_last)
     attempt = 0 if has_moved else attempt + 1
 

@@ -58,6 +58,7 @@ class Messages(WireForm):
 
   path = "messages"
   history = "messages"
+  system = "system"
   opening = ("system", "tools", "tool_choice", "thinking")
   limits = ("max_tokens",)
   counts_beside = True
@@ -73,18 +74,9 @@ class Messages(WireForm):
       headers |= super().list_headers(endpoint, key)
     return headers
 
-  def read_turns(self, body: Mapping) -> list[Turn]:
-    """Read the system text and the messages of a request."""
-    turns = []
-    if body.get("system"):
-      turns.append(Turn("system", read_content(body["system"])))
-    messages = check_objects(body.get("messages"), "messages")
-    if not messages:
-      raise ValueError("messages must have at least one message")
-    for message in messages:
-      role = check_text(message.get("role"))
-      turns += read_blocks(role, message.get("content"))
-    return turns
+  def read_entry(self, entry: Mapping) -> list[Turn]:
+    """Read a message."""
+    return read_blocks(check_text(entry.get("role")), entry.get("content"))
 
   def read_reply(self, answer: Mapping) -> Turn:
     """Read the blocks of an answer."""
@@ -105,6 +97,42 @@ class Messages(WireForm):
         parts.append(delta["partial_json"])
     if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
       blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a message whose reply is a text and which cost nothing."""
+    return dict(
+      id="msg_baar",
+      type="message",
+      role="assistant",
+      model=model,
+      content=[dict(type="text", text=text)],
+      stop_reason="end_turn",
+      stop_sequence=None,
+      usage=dict(cost=0.0, input_tokens=0, output_tokens=0),
+    )
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write a message as the events of a stream."""
+    usage = answer.get("usage")
+    opening = {**answer, "content": [], "stop_reason": None}
+    events = [dict(type="message_start", message=opening)]
+    for index, block in enumerate(answer["content"]):
+      empty = {**block}
+      delta = None
+      if block.get("type") == "text":
+        empty["text"] = ""
+        delta = dict(type="text_delta", text=block["text"])
+      if "input" in block:
+        empty["input"] = {}
+        arguments = json.dumps(block["input"])
+        delta = dict(type="input_json_delta", partial_json=arguments)
+      events.append(dict(type="content_block_start", index=index, content_block=empty))
+      if delta:
+        events.append(dict(type="content_block_delta", index=index, delta=delta))
+      events.append(dict(type="content_block_stop", index=index))
+    end = {name: answer.get(name) for name in ("stop_reason", "stop_sequence")}
+    events.append(dict(type="message_delta", delta=end, usage=usage))
+    return [*events, dict(type="message_stop")]
 
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error."""

@@ -1,18 +1,21 @@
 """Compute the dollars of calls: list prices or the user's, and prompt caches.
 
+The addresses of the models are here, too.
+
 Axes: A models.
 """
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
+from baar_jax.llms.wire import OPENAI_URL, Endpoint
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
 # of the price of input (Anthropic's).
@@ -156,6 +159,21 @@ def prices_of(
   return tuple(Price(*row) for row in user_prices) or tuple(map(list_price, names))
 
 
+def endpoints(config: ModelsConfig) -> list[Endpoint]:
+  """List the endpoint of each configured model.
+
+  If there are fewer addresses than models, the list of addresses is repeated from its
+  start. The same holds for the environment variables of the keys.
+  """
+  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
+  variables = itertools.cycle(config.key_variables or (None,))
+  forms = itertools.cycle(config.forms or ("",))
+  result = []
+  for name, url, *rest in zip(config.names, urls, variables, forms):
+    result.append(Endpoint(name, url.rstrip("/"), *rest))
+  return result
+
+
 def cost_usd(model_name: str, usage: Usage) -> float:
   """Compute the dollars of a call at today's list price.
 
@@ -164,19 +182,6 @@ def cost_usd(model_name: str, usage: Usage) -> float:
   """
   return list_price(model_name).cost_usd(usage)
 
-
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
-
-  usd: float = 0.0
-
-
-# The type of functions reserve(usd, replayed=False). Such a function returns a context
-# manager, which reserves the worst case `usd` of a call in the budgets. When the call
-# has ended, the context manager settles the Cost that the call has set.
-# `rollout.budget.reserve` is one implementation.
-Reserve = Callable[..., AbstractContextManager]
 
 # The rules of prompt caches by family, the first that matches a model's name; docs/
 # models_and_money.md has a source for each number. Caches that a request has to ask for

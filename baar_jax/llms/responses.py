@@ -1,7 +1,8 @@
 """Define the wire form of OpenAI's Responses."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 from baar_jax.llms.wire import (
   ToolCall,
@@ -19,46 +20,16 @@ ENVELOPE = ("id", "type", "status", "call_id", "name", "namespace")
 MOST_ITEMS = 300
 
 
-def read_item(item: Mapping) -> Turn | None:
-  """Read an item of a conversation.
-
-  Returns:
-    The turn; None for an item without text, such as reasoning.
-
-  Raises:
-    ValueError: a field of the item has another type.
-  """
-  kind = check_text(item.get("type") or "message")
-  if kind == "message":
-    return Turn(check_text(item.get("role")), read_content(item.get("content")))
-  if kind.endswith("_output"):
-    output = item.get("output")
-    if isinstance(output, dict):
-      output = json.dumps(output)
-    return Turn("tool", read_content(output))
-  if not kind.endswith("_call"):
-    return None
-  arguments = item.get("arguments", item.get("input"))
-  if not isinstance(arguments, str):
-    fields = {name: item[name] for name in item if name not in ENVELOPE}
-    arguments = json.dumps(fields)
-  name = check_text(item.get("name") or kind)
-  return Turn("assistant", "", (ToolCall(name, check_text(arguments)),))
-
-
-def read_items(items: object) -> list[Turn]:
-  """Read the items of a conversation. Consecutive items of a reply are one turn."""
-  turns = []
-  for item in check_objects(items, "input"):
-    turn = read_item(item)
-    if turn is None:
-      continue
-    if turn.role == "assistant" and turns and turns[-1].role == "assistant":
-      last = turns.pop()
+def join_replies(turns: Sequence[Turn]) -> list[Turn]:
+  """Join the consecutive turns of a reply, which has an item for each part."""
+  joined = []
+  for turn in turns:
+    if turn.role == "assistant" and joined and joined[-1].role == "assistant":
+      last = joined.pop()
       text = "\n".join(filter(None, (last.text, turn.text)))
       turn = Turn("assistant", text, last.calls + turn.calls)
-    turns.append(turn)
-  return turns
+    joined.append(turn)
+  return joined
 
 
 class Responses(WireForm):
@@ -66,6 +37,7 @@ class Responses(WireForm):
 
   path = "responses"
   history = "input"
+  system = "instructions"
   opening = ("instructions", "tools", "text")
   limits = ("max_output_tokens",)
   endings = (
@@ -77,26 +49,99 @@ class Responses(WireForm):
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the instructions and the items of a request."""
-    turns = []
-    if body.get("instructions"):
-      turns.append(Turn("system", check_text(body["instructions"])))
-    given = body.get("input")
-    if isinstance(given, str):
-      given = [{"role": "user", "content": given}]
-    items = read_items(given)
-    if not items:
-      raise ValueError("input must have at least one message")
-    return turns + items
+    if isinstance(body.get("input"), str):
+      body = {**body, "input": [{"role": "user", "content": body["input"]}]}
+    return join_replies(super().read_turns(body))
+
+  def read_entry(self, entry: Mapping) -> list[Turn]:
+    """Read an item of a conversation."""
+    kind = check_text(entry.get("type") or "message")
+    if kind == "message":
+      return [Turn(check_text(entry.get("role")), read_content(entry.get("content")))]
+    if kind.endswith("_output"):
+      output = entry.get("output")
+      if isinstance(output, dict):
+        output = json.dumps(output)
+      return [Turn("tool", read_content(output))]
+    if not kind.endswith("_call"):
+      return []
+    arguments = entry.get("arguments", entry.get("input"))
+    if not isinstance(arguments, str):
+      fields = {name: entry[name] for name in entry if name not in ENVELOPE}
+      arguments = json.dumps(fields)
+    name = check_text(entry.get("name") or kind)
+    return [Turn("assistant", "", (ToolCall(name, check_text(arguments)),))]
 
   def read_reply(self, answer: Mapping) -> Turn:
     """Read the items of an answer as one turn."""
-    turns = read_items(answer.get("output"))
-    return turns[0] if turns else Turn("assistant", "")
+    turns = []
+    for item in check_objects(answer.get("output"), "output"):
+      turns += self.read_entry(item)
+    return next(iter(join_replies(turns)), Turn("assistant", ""))
 
   def collect(self, answer: dict, event: Mapping) -> None:
     """Take the whole answer from the last event."""
     if event.get("type") in self.endings:
       answer |= event.get("response") or {}
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a response whose reply is a text and which cost nothing."""
+    part = dict(type="output_text", text=text, annotations=[])
+    item = dict(
+      type="message",
+      id="msg_baar",
+      role="assistant",
+      status="completed",
+      content=[part],
+    )
+    return dict(
+      id="resp_baar",
+      object="response",
+      created_at=int(time.time()),
+      status="completed",
+      model=model,
+      output=[item],
+      parallel_tool_calls=True,
+      tool_choice="auto",
+      tools=[],
+      usage=dict(
+        cost=0.0,
+        input_tokens=0,
+        input_tokens_details=dict(cached_tokens=0),
+        output_tokens=0,
+        output_tokens_details=dict(reasoning_tokens=0),
+        total_tokens=0,
+      ),
+    )
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write a response as the events of a stream."""
+    events = [dict(type="response.created", response={**answer, "output": []})]
+    for index, item in enumerate(answer["output"]):
+      place = dict(output_index=index, item_id=item.get("id"))
+      parts = item.get("content") or () if item.get("type") == "message" else ()
+      first = {**item, "content": []} if parts else item
+      events.append(place | dict(type="response.output_item.added", item=first))
+      for number, part in enumerate(parts):
+        place["content_index"] = number
+        text = part.get("text", "")
+        empty = {**part, "text": ""}
+        kinds = dict(
+          content_part_added=dict(part=empty),
+          output_text_delta=dict(delta=text, logprobs=[]),
+          output_text_done=dict(text=text, logprobs=[]),
+          content_part_done=dict(part=part),
+        )
+        for kind, fields in kinds.items():
+          name = ".".join(kind.rsplit("_", 1))
+          events.append(place | fields | dict(type=f"response.{name}"))
+      events.append(
+        dict(type="response.output_item.done", output_index=index, item=item)
+      )
+    events.append(dict(type="response.completed", response=answer))
+    for number, event in enumerate(events):
+      event["sequence_number"] = number
+    return events
 
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""

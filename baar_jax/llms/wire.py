@@ -1,10 +1,8 @@
-"""Define providers' endpoints, their protocols, and the outcomes of attempts."""
+"""Define providers' endpoints, and the protocols that they speak."""
 
 import base64
-import contextlib
 import dataclasses
 import ipaddress
-import itertools
 import json
 import os
 import random
@@ -12,9 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
-
-from baar_jax.config import ModelsConfig
-from baar_jax.episode import Usage
 
 # The kinds of outcomes of an attempt at a call, as they are stored.
 REPLY = "reply"  # a usable reply
@@ -28,26 +23,12 @@ OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "https://api.openai.com/v1"
 # The key that is sent to an endpoint without keys, because the protocol requires one.
 NO_KEY = "none"
-# An attempt is repeated after these HTTP statuses, and after all from 500 on.
-RETRIED = (408, 409, 429)
-# An attempt that ends with one of these HTTP statuses may have been billed.
-UNKNOWN = (408, 502, 504, 524)
-UNAUTHORISED = (401, 403)
-# After one of these error codes, the same conversation would fail again. So the attempt
-# is not repeated.
-HOPELESS = ("context_length_exceeded", "content_filter")
 BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
-# If a provider asks to wait more seconds than this, the run ends.
-LONGEST_RETRY_AFTER_S = 300.0
 # A provider's error message is cut to this number of characters.
 LONGEST_COMPLAINT = 200
 # A message that has this number of consecutive characters of a key is not shown.
 SHARED = 6
-# Names of the HTTP library's exceptions that mean that no part of a request was sent.
-# So nothing was billed.
-NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
-NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,21 +90,6 @@ class Endpoint:
     return key or NO_KEY
 
 
-def endpoints(config: ModelsConfig) -> list[Endpoint]:
-  """List the endpoint of each configured model.
-
-  If there are fewer addresses than models, the list of addresses is repeated from its
-  start. The same holds for the environment variables of the keys.
-  """
-  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
-  variables = itertools.cycle(config.key_variables or (None,))
-  forms = itertools.cycle(config.forms or ("",))
-  result = []
-  for name, url, *rest in zip(config.names, urls, variables, forms):
-    result.append(Endpoint(name, url.rstrip("/"), *rest))
-  return result
-
-
 class Complaint(NamedTuple):
   """The error in the body of a provider's HTTP error; a missing field is ""."""
 
@@ -164,17 +130,21 @@ class WireForm:
     history: field of a request that has the messages.
     opening: fields of a request that a model reads before the messages. If one of them
       changes, the model's prompt cache no longer fits.
+    system: field of a request that has the system text; "" if it is in the messages.
     limits: fields of a request that limit the tokens of a reply.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
+    last_status: HTTP status at which clients that have repeated a refused call stop.
   """
 
   path: str
   history: str
+  system = ""
   opening: tuple[str, ...]
   limits: tuple[str, ...]
   counts_beside = False
   endings: tuple[str, ...]
+  last_status = 400
 
   def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
     """Make the request headers that carry the key, and for OpenAI also the account.
@@ -198,30 +168,57 @@ class WireForm:
     headers["authorization"] = f"Bearer {key}"
     return headers
 
-  def write_request(
-    self, body: Mapping, endpoint: Endpoint, config: ModelsConfig
-  ) -> dict:
-    """Write a request for a model.
+  def find_limit(self, body: Mapping) -> int:
+    """Return the caller's limit on the tokens of a reply; 0 without one."""
+    return max(body.get(name) or 0 for name in self.limits)
 
-    A request without a limit on the tokens of a reply gets the configured limit.
+  def limit_reply(self, request: dict, tokens: int, field: str) -> dict:
+    """Return a copy of a request that limits the tokens of the reply.
+
+    Args:
+      tokens: the limit, which replaces a higher one.
+      field: the field for a request without a limit, if this form has it.
+    """
+    names = [name for name in self.limits if request.get(name)]
+    if not names:
+      names = [field if field in self.limits else self.limits[0]]
+    limited = {**request}
+    for name in names:
+      limited[name] = min(tokens, request.get(name) or tokens)
+    return limited
+
+  def write_request(self, body: Mapping, endpoint: Endpoint) -> dict:
+    """Write a request for a model.
 
     Args:
       body: the caller's request; its model is replaced.
       endpoint: the model's name and address.
-      config: the settings, with the limit on the tokens of a reply.
     """
     request = {**body, "model": endpoint.model}
-    if not any(map(body.get, self.limits)):
-      request[self.limits[0]] = config.max_completion_tokens
     if endpoint.is_openai:
       request.setdefault("service_tier", "default")
     return request
 
   def read_turns(self, body: Mapping) -> list[Turn]:
-    """Read the messages of a request.
+    """Read the system text and the messages of a request.
 
     Raises:
       ValueError: a message has a wrong field, or there is no message.
+    """
+    turns = []
+    for entry in check_objects(body.get(self.history), self.history):
+      turns += self.read_entry(entry)
+    if not turns:
+      raise ValueError(f"{self.history} must have at least one message")
+    if body.get(self.system):
+      turns.insert(0, Turn("system", read_content(body[self.system])))
+    return turns
+
+  def read_entry(self, entry: Mapping) -> list[Turn]:
+    """Read an entry of a request's messages; reasoning has no turn.
+
+    Raises:
+      ValueError: a field has another type.
     """
     raise NotImplementedError
 
@@ -241,6 +238,14 @@ class WireForm:
     """Tell whether the client has not asked for an event of its stream."""
     return False
 
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a whole answer whose reply is a text and which cost nothing."""
+    raise NotImplementedError
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write a whole answer as the events of a stream."""
+    raise NotImplementedError
+
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error.
 
@@ -253,6 +258,45 @@ class WireForm:
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""
     return self.write_error(error, status)
+
+
+# Types of parts and names of fields that hold reasoning, and settings of reasoning.
+REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
+REASONING_FIELDS = (
+  "encrypted_content",
+  "extra_content",
+  "provider_specific_fields",
+  "reasoning",
+  "reasoning_details",
+  "reasoning_effort",
+  "thinking",
+  "thinking_blocks",
+)
+# An item of Responses that has an id is refused without its reasoning.
+ITEM_TYPES = ("message", "function_call", "custom_tool_call")
+# Fields whose contents belong to tools.
+ARGUMENTS = ("arguments", "tools")
+
+
+def drop_reasoning(value: object) -> object:
+  """Return a copy of a JSON value without reasoning, and without settings of it."""
+  if isinstance(value, list):
+    kept = []
+    for part in value:
+      if not (isinstance(part, dict) and part.get("type") in REASONING_TYPES):
+        kept.append(drop_reasoning(part))
+    return kept
+  if not isinstance(value, dict):
+    return value
+  dropped = [*REASONING_FIELDS]
+  if value.get("type") in ITEM_TYPES:
+    dropped.append("id")
+  kept = {}
+  for name, part in value.items():
+    is_argument = name in ARGUMENTS or name == "input" and isinstance(part, dict)
+    if name not in dropped:
+      kept[name] = part if is_argument else drop_reasoning(part)
+  return kept
 
 
 def read_error(text: str | bytes) -> Complaint:
@@ -317,44 +361,6 @@ def check_objects(values: object, field: str) -> list[dict]:
   return values
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """The result of one attempt at a call.
-
-  Attributes:
-    kind: REPLY after a usable reply, otherwise RETRY, PRESUMED or FAILED.
-    problem: the reason why there is no usable reply, as a clause such as "answered
-      429"; error messages put the model's name before this clause.
-    text: the text of the reply.
-    usage: tokens of an attempt of kind REPLY or RETRY.
-    fatal: whether no call to this endpoint can succeed.
-    hopeless: whether this call cannot succeed, although other calls may.
-    is_paused: whether the model was not asked, because it has failed all the time.
-    wait_s: seconds that the provider asks to wait before the next attempt.
-    status: the HTTP status of an error that the provider answered. For a failure
-      without an answer, 504 after a time-out, else 502.
-    message: the provider's error message, without the key.
-    type: the provider's type of the error.
-    code: the provider's code of the error.
-  """
-
-  kind: str
-  problem: str = ""
-  text: str = ""
-  usage: Usage = Usage(0, 0, 0)
-  fatal: bool = False
-  hopeless: bool = False
-  is_paused: bool = False
-  wait_s: float = 0.0
-  status: int = 502
-  message: str = ""
-  type: str = ""
-  code: str = ""
-
-
-UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
-
-
 def read_json(text: str | bytes) -> dict | None:
   """Read a JSON object; return None if the text is not one."""
   try:
@@ -380,60 +386,6 @@ def backoff_s(attempt: int) -> float:
     attempt: number of failed attempts before this one.
   """
   return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
-
-
-def explain(failure: Exception) -> Outcome:
-  """Make the outcome of a time-out or a lost connection."""
-  cause = type(failure).__name__
-  kind = FAILED if cause in NOT_SENT else PRESUMED
-  status = 504 if isinstance(failure, TimeoutError) else 502
-  return Outcome(kind, f"gave no whole answer ({cause})", status=status)
-
-
-def read_refusal(
-  status: int, body: str, error: Complaint, retry_after: str, key: str
-) -> Outcome:
-  """Make the outcome of an answer with an HTTP status other than success.
-
-  No text in the outcome contains a part of the key.
-
-  Args:
-    status: the HTTP status.
-    body: the text of the answer.
-    error: the error in the body.
-    retry_after: the value of the header Retry-After; "" if the header is missing.
-    key: the key for the endpoint.
-  """
-  message = error.message or body
-  code = error.code
-  is_too_long = status < 500 and "context length" in message.lower()
-  hopeless = is_too_long or code in HOPELESS
-  may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
-  complaint = clean(message, key)
-  # A provider that rejects a key may quote a part of the key. So the message of such an
-  # answer is not shown.
-  is_shown = status >= 400 and status not in UNAUTHORISED
-  reason = complaint
-  if status in UNAUTHORISED:
-    reason = "check the key in the variable that --config.models.key_variables names"
-  wait_s = 0.0
-  # The header Retry-After may also be a date; a date is ignored.
-  with contextlib.suppress(ValueError):
-    wait_s = max(wait_s, float(retry_after))
-  if wait_s > LONGEST_RETRY_AFTER_S:
-    may_pass = False
-    reason = f"it asks to wait {wait_s:.0f} s"
-  return Outcome(
-    kind=PRESUMED if status in UNKNOWN else FAILED,
-    problem=f"answered {status}: {reason}",
-    fatal=not may_pass and not hopeless,
-    hopeless=hopeless,
-    wait_s=wait_s,
-    status=status,
-    message=complaint * is_shown,
-    type=clean(error.type, key),
-    code=clean(code, key),
-  )
 
 
 def clean(complaint: str, key: str) -> str:

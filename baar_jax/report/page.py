@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.table import load
 from baar_jax.llms.calls import read_spent
-from baar_jax.llms.prices import prices_of
-from baar_jax.llms.wire import endpoints
+from baar_jax.llms.prices import endpoints, prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.table import (

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Step, Task
+from baar_jax.episode import Episode, Reserve, Step, Task
 from baar_jax.llms.chat_completions import (
   NO_ACTION,
   Agent,
@@ -18,7 +18,7 @@ from baar_jax.llms.chat_completions import (
   open_conversation,
   parse_action,
 )
-from baar_jax.llms.prices import Price, Reserve
+from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.rules import Policy, Purse, Turn
 from baar_jax.rollout.specs import Decision, Job, Live

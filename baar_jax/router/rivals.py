@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Reply, Task
+from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.llms.chat_completions import Agent, parse_action
-from baar_jax.llms.prices import Reserve
 from baar_jax.rollout.rules import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Situation, pick_best

@@ -22,9 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baar_jax.llms import chat_completions, messages, responses
-from baar_jax.llms.client import FORMS
+from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import Outcome, WireForm
+from baar_jax.llms.wire import WireForm
 from baar_jax.rollout.specs import Cap
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
@@ -194,16 +194,16 @@ class App(Starlette):
         leaving.cancel()
     except Refusal as refusal:
       is_partial = headers.get("x-baar-on-exhausted") == "partial"
-      is_partial &= form is chat_completions.FORM
-      if refusal.code != EXHAUSTED or not is_partial:
+      is_finished = self.exchange.config.serve.exhausted == "finish"
+      if refusal.code != EXHAUSTED or not (is_partial or is_finished):
         raise
-      return respond(form.write_answer("", NAME), is_stream)
+      fields = form.write_answer("" if is_partial else str(refusal), NAME)
+      own_headers = refusal.headers
     if not fields:
       return StreamingResponse(
         delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
       )
-    is_stream &= form is chat_completions.FORM
-    return respond(fields, is_stream, own_headers)
+    return respond(form, fields, is_stream, own_headers)
 
   async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
     """Pass a request for a count of tokens on to SMALL. It costs nothing."""
@@ -426,19 +426,18 @@ class App(Starlette):
 
 
 def respond(
-  answer: dict,
-  is_stream: bool,
-  headers: Mapping[str, str] | None = None,
+  form: WireForm, answer: dict, is_stream: bool, headers: Mapping[str, str]
 ) -> Response:
   """Make the response that carries a whole answer.
 
   Args:
+    form: the wire form of the answer.
     answer: the answer.
-    is_stream: whether to send a chat completion as a stream of one chunk.
+    is_stream: whether to send the answer as a stream.
     headers: the headers of the response.
   """
   if is_stream:
-    content = b"".join(map(write_event, chat_completions.FORM.write_stream(answer)))
+    content = b"".join(map(write_event, form.write_stream(answer)))
     return Response(content, headers=headers, media_type=EVENT_STREAM)
   # JSON escapes all characters beyond ASCII here, because a model's text may end with
   # half a surrogate pair, which UTF-8 cannot encode.
@@ -455,6 +454,6 @@ def respond_error(refusal: Refusal, request: Request) -> Response:
   # 409 or 429. This header stops them, because the same call would be refused again.
   headers = dict(refusal.headers)
   if refusal.status < 500:
-    headers["x-should-retry"] = "false"
+    headers.setdefault("x-should-retry", "false")
   body = form.write_error(refusal.body["error"], refusal.status)
   return JSONResponse(body, refusal.status, headers)

@@ -21,8 +21,8 @@ from baar_jax.serve.request import (
   pass_headers,
   read_history,
 )
-from baar_jax.serve.routed import ClientCall
 from baar_jax.serve.sessions import Conversation, Purse, Sessions
+from baar_jax.serve.upstream import ClientCall
 from baar_jax.train.jobs import cap_spec
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".

@@ -223,9 +223,18 @@ class Exchange:
   async def _make(self, delivery: Delivery, call: ClientCall, is_final: bool) -> None:
     """Make an answer to its end: decide, call the model, and book the cost."""
     routed = None
+    limit_s = self.config.serve.call_timeout_s
+    until_s = asyncio.get_running_loop().time() + limit_s
     try:
-      routed = await self.decide(call)
-      answer = await ask(routed, self.config.models.retries)
+      try:
+        async with asyncio.timeout_at(until_s):
+          routed = await self.decide(call)
+          answer = await ask(routed, self.config.models.retries)
+      except TimeoutError:
+        problem = (
+          f"The model hangs: no answer within --config.serve.call_timeout_s={limit_s:g}"
+        )
+        raise Refusal(504, f"{problem}. Send the call again.", "timeout") from None
       if isinstance(answer, Whole):
         routed.answer = answer.fields
         routed.book_reply(answer.meter)
@@ -234,6 +243,7 @@ class Exchange:
         fields = answer.fields | {"usage": usage, "model": routed.upstream.name}
         delivery.begun.set_result((fields, routed.headers))
       else:
+        answer.until_s = until_s
         delivery.begun.set_result(({}, routed.headers))
         async for block in routed.relay(answer):
           delivery.add(block)
@@ -241,7 +251,7 @@ class Exchange:
         self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:
       if isinstance(error, Refusal):
-        error.headers = call.headers
+        error.headers = call.headers | error.headers
       if not delivery.begun.done():
         delivery.begun.set_exception(error)
         delivery.begun.exception()  # The client may have left.
@@ -349,6 +359,7 @@ class Exchange:
     """
     number = routed.begin(reported=True).number
     routed.call.body = {}
+    routed.call.prepared = []
     routed.call.history = None
     self._reported[number] = routed
     loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
@@ -462,16 +462,23 @@ def hash_text(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def bound_tokens(value: object) -> int:
+def count_bytes(text: str) -> int:
+  """Count the bytes of a text. A token has at least one byte."""
+  return len(text.encode(errors="replace"))
+
+
+def bound_tokens(value: object, count: Callable[[str], int] = count_bytes) -> int:
   """Compute an upper bound on the prompt tokens of a JSON value.
 
-  Every byte counts as a token, because a token has at least one byte. Texts and numbers
-  also get the tokens of a chat template, and media PART_TOKENS.
+  Texts and numbers also get the tokens of a chat template, and media PART_TOKENS.
+
+  Args:
+    count: an upper bound on the tokens of a text.
   """
   if isinstance(value, str):
-    return len(value.encode(errors="replace")) + VALUE_TOKENS
-  if isinstance(value, list):
-    return sum(map(bound_tokens, value))
+    return count(value) + VALUE_TOKENS
+  if isinstance(value, list | tuple):
+    return sum(bound_tokens(entry, count) for entry in value)
   if not isinstance(value, dict):
     return 4 * VALUE_TOKENS
   data = value.keys() & PART_FIELDS
@@ -481,8 +488,8 @@ def bound_tokens(value: object) -> int:
     # The source of a document may be a text.
     if isinstance(source, dict) and source.get("type") in ("text", "content"):
       rest.append(source)
-    return PART_TOKENS + bound_tokens(rest)
-  return sum(map(bound_tokens, (*value, *value.values())))
+    return PART_TOKENS + bound_tokens(rest, count)
+  return bound_tokens((*value, *value.values()), count)
 
 
 def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:

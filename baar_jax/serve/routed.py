@@ -3,193 +3,31 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
-from urllib.parse import quote
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.calls import Cache, Record
-from baar_jax.llms.client import LOST, Client, Stream, Whole
+from baar_jax.llms.client import LOST, Outcome, Stream, Whole, explain
 from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_jax.llms.wire import (
-  FAILED,
-  PRESUMED,
-  REPLY,
-  UNREADABLE,
-  Outcome,
-  WireForm,
-  clean,
-  explain,
-  read_error,
-)
+from baar_jax.llms.wire import PRESUMED, REPLY
 from baar_jax.serve.request import (
   EXHAUSTED,
   RESERVED,
   ROUTER,
-  History,
   Refusal,
-  bound_tokens,
   find_lowest,
   hash_prefix,
   hash_turn,
   write_event,
   write_headers,
 )
-from baar_jax.serve.sessions import Attempt, Conversation, Purse, Sessions
-
-# Seconds between two attempts at an upstream model that fails all the time.
-PROBE_S = 30.0
-# An answer that has another form than expected raises one of these exceptions.
-MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
-
-
-class Upstream(Client):
-  """An upstream model, to which this server forwards clients' calls.
-
-  Attributes:
-    failures: the number of failed attempts in a row.
-    paused_until_s: until this time of the monotonic clock no attempt is made.
-  """
-
-  failures = 0
-  paused_until_s = 0.0
-
-  def worst_case_usd(self, call: "ClientCall") -> float:
-    """Compute the worst case of an attempt in US dollars.
-
-    The prompt's tokens are bounded by `bound_tokens`. If this model has already read
-    the first messages in an earlier call, these messages count with the tokens that
-    were billed for them.
-    """
-    form = call.form
-    body = call.body
-    request = self.write(form, body)
-    tokens = call.bound_tokens
-    conversation = call.conversation
-    cache = conversation and conversation.caches.get(self.config_index)
-    is_known = cache and cache.is_proven
-    if is_known and hash_prefix(form, body, cache.messages) == cache.digest:
-      other_fields = dict(request)
-      for name in ("model", form.history, *form.limits, *form.opening):
-        other_fields.pop(name, None)
-      new_messages = body[form.history][cache.messages :]
-      tokens = cache.tokens + bound_tokens([other_fields, new_messages])
-    return self.bound_usd(form, tokens, request)
-
-  async def attempt(self, call: "ClientCall") -> Whole | Stream | Outcome:
-    """Send a call to this model once, unless it has failed all the time.
-
-    Returns:
-      A whole answer in the call's wire form, a stream, or the failure.
-    """
-    now_s = time.monotonic()
-    if now_s < self.paused_until_s:
-      problem = f"is not asked, because its last {self.failures} attempts failed"
-      return Outcome(FAILED, problem, status=503, is_paused=True)
-    if self.failures >= self.config.max_failures:
-      self.paused_until_s = now_s + PROBE_S
-    request = self.write(call.form, call.body)
-    if self.endpoint.is_openai and call.conversation:
-      # Calls with one key are more likely to find their prompt cache.
-      request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
-    path = f"{call.form.path}?{call.query}".rstrip("?")
-    answer = await self.send(
-      call.form, request, self.config.timeout_s, path, call.passed_headers
-    )
-    if isinstance(answer, Whole):
-      try:
-        call.form.read_reply(answer.fields)
-      except UnicodeError:  # Half a surrogate pair does no harm.
-        pass
-      except MALFORMED:
-        answer = UNREADABLE
-    has_failed = isinstance(answer, Outcome) and answer.status >= 500
-    self.failures = self.failures + 1 if has_failed else 0
-    if not has_failed:
-      self.paused_until_s = 0.0
-    return answer
-
-  def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
-    """Make the error answer for a client after a failed attempt at this model."""
-    # This server follows no redirects. A redirect (3xx) by the model's endpoint is
-    # therefore reported as a bad gateway.
-    status = outcome.status if outcome.status >= 400 else 502
-    message = (
-      outcome.message
-      or f"The model {self.name} {outcome.problem}. Send the call again. "
-      "If this error repeats, check --config.models of this server."
-    )
-    if status == 404:
-      message += (
-        f". If the endpoint of {self.name} does not offer {form.path}, name the forms "
-        "that it offers in --config.models.forms of this server."
-      )
-    return Refusal(
-      status, message, outcome.type or "upstream_error", outcome.code or None
-    )
-
-  def read_failure(self, data: bytes) -> str:
-    """Read the message in an error event of a stream, without the key."""
-    return clean(read_error(data).message, self._key)
-
-
-@dataclasses.dataclass(eq=False)
-class ClientCall:
-  """A client's call, with the purse that pays and the conversation it belongs to.
-
-  Attributes:
-    form: the wire form.
-    body: the JSON body; {} once a decision alone has been answered.
-    history: the messages of the body, read as an unfinished episode.
-    purse: the purse that pays.
-    conversation: the conversation; None for a side call, which is no step.
-    passed_headers: the client's headers that go on to the model.
-    query: the query of the client's URL, which goes on, too.
-    call_s: seconds from the conversation's first call to this one.
-    start_s: when the call arrived, in seconds of the monotonic clock.
-    bound_tokens: an upper bound on the tokens of the prompt.
-    cache: what the call leaves in a prompt cache, without the tokens.
-  """
-
-  form: WireForm
-  body: dict
-  history: History
-  purse: Purse
-  conversation: Conversation | None
-  passed_headers: dict[str, str] = dataclasses.field(default_factory=dict)
-  query: str = ""
-  start_s: float = dataclasses.field(default_factory=time.monotonic)
-
-  def __post_init__(self) -> None:
-    """Compute what is kept of the body."""
-    self.call_s = 0.0
-    if self.conversation:
-      self.call_s = time.time() - self.conversation.state.began_s
-    self.bound_tokens = bound_tokens(self.body)
-    count = len(self.body[self.form.history])
-    self.cache = Cache(count, hash_prefix(self.form, self.body, count), 0, 0.0)
-    self.has_tools = bool(self.body.get("tools"))
-    self.place = len(self.history.actions)
-
-  @property
-  def headers(self) -> dict[str, str]:
-    """Return the headers of an answer with the purse's dollars and remaining caps."""
-    purse = self.purse
-    left = purse.remaining_caps
-    return write_headers(
-      {
-        "session-id": quote(purse.name, safe=" "),
-        "conversation": self.conversation and self.conversation.id,
-        "session-usd": purse.dollars.settled_usd,
-        "left-usd": left.usd,
-        "left-large-calls": left.calls,
-      }
-    )
+from baar_jax.serve.sessions import Attempt, Sessions
+from baar_jax.serve.upstream import MALFORMED, ClientCall, Offer, Upstream
 
 
 class AffordableModels(NamedTuple):
@@ -197,11 +35,11 @@ class AffordableModels(NamedTuple):
 
   Attributes:
     models: indices of the models whose call fits all budgets, ascending; at least one.
-    worst_case_usd_A: the worst case of the call at every model, affordable or not.
+    offers: what the call may cost at every model, affordable or not.
   """
 
   models: list[int]
-  worst_case_usd_A: list[float]
+  offers: list[Offer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,27 +64,26 @@ class Budgets:
         taken `models.timeout_s`.
     """
     purse = call.purse
+    sessions = self.sessions
     reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
-    offering = set()
-    for index, upstream in enumerate(self.upstreams):
-      forms = upstream.endpoint.forms.split()
-      if not forms or call.form.path in forms:
-        offering.add(index)
-    if not offering:
-      problem = f"No model of this server offers {call.form.path}"
-      raise Refusal(404, f"{problem}. Use another form (--config.models.forms).")
-    worst_case_usd_A = [upstream.worst_case_usd(call) for upstream in self.upstreams]
-    list_affordable = functools.partial(
-      self.sessions.list_affordable, purse, worst_case_usd_A
-    )
+    offering = self._list_offering(call)
+    if not call.prepared:
+      call.prepared = [upstream.prepare(call) for upstream in self.upstreams]
+    fitting = {model for model in offering if call.prepared[model].fits_window}
+    offering = fitting or {max(offering, key=self.window_tokens)}
     until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s
     while True:
       purse.changed.clear()
-      if purse.dollars.allows(reserve_usd):
-        allowed = list_affordable(reserve_usd) or list_affordable(0.0)
+      for keep_usd in (reserve_usd, 0.0):
+        if not purse.dollars.allows(reserve_usd):
+          break
+        room_usd = sessions.room_usd(purse, keep_usd)
+        offers = [prepared.offer(room_usd) for prepared in call.prepared]
+        worst_case_usd_A = [offer.worst_case_usd for offer in offers]
+        allowed = sessions.list_affordable(purse, worst_case_usd_A, keep_usd)
         models = [model for model in allowed if model in offering]
         if models:
-          return AffordableModels(models, worst_case_usd_A)
+          return AffordableModels(models, offers)
       if not purse.is_busy:
         break
       try:
@@ -256,21 +93,47 @@ class Budgets:
         problem = f"The calls of session {purse.name} in flight reserve its whole cap"
         raise Refusal(503, f"{problem}. Send the call again.", RESERVED) from None
     spent_usd = purse.dollars.settled_usd
-    needed_usd = min(worst_case_usd_A[model] for model in offering)
-    spent = f"This session has cost ${spent_usd:.6f}; a call may cost ${needed_usd:.6f}"
-    limit = (
-      "That exceeds the session's cap, the key's cap of the day, or the rest of "
-      "--config.max_usd for all sessions"
+    needed_usd = min(
+      call.prepared[model].offer(0.0).worst_case_usd for model in offering
     )
+    cap = (
+      "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
+    )
+    spent = f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}"
+    needed = f"the next call needs ${needed_usd:.6f}"
+    limit = "The session's cap, the key's cap of the day or --config.max_usd forbids it"
+    purse.refusals += 1
+    status = 429 if self.config.exhausted == "429" else 402
     raise Refusal(
-      429,
-      f"{spent}. {limit}. End the task without a further call.",
+      status if purse.refusals == 1 else call.form.last_status,
+      f"{spent}; {needed}. {limit}. End the task without a further call.",
       "insufficient_quota",
       EXHAUSTED,
+      session=purse.name,
       spent_usd=spent_usd,
       cap_usd=purse.dollars.limit_usd,
       needed_usd=needed_usd,
     )
+
+  def _list_offering(self, call: ClientCall) -> set[int]:
+    """List the models whose upstreams offer a call's form.
+
+    Raises:
+      Refusal: there is none.
+    """
+    offering = set()
+    for index, upstream in enumerate(self.upstreams):
+      forms = upstream.endpoint.forms.split()
+      if not forms or call.form.path in forms:
+        offering.add(index)
+    if not offering:
+      problem = f"No model of this server offers {call.form.path}"
+      raise Refusal(404, f"{problem}. Use another form (--config.models.forms).")
+    return offering
+
+  def window_tokens(self, model: int) -> float:
+    """Return the tokens of a model's window."""
+    return self.upstreams[model].limits.context_tokens
 
 
 @dataclasses.dataclass(eq=False)
@@ -306,19 +169,30 @@ class RoutedCall:
     return self.budgets.upstreams[self.step.model]
 
   @property
-  def worst_case_usd(self) -> float:
-    """Return the worst case of an attempt at the chosen model in US dollars."""
-    return self.affordable.worst_case_usd_A[self.step.model]
+  def offer(self) -> Offer:
+    """Return what an attempt at the chosen model may cost."""
+    return self.affordable.offers[self.step.model]
 
-  @property
-  def has_others(self) -> bool:
-    """Tell whether another model may answer if the chosen one fails.
+  def may_move(self, outcome: Outcome) -> bool:
+    """Tell whether another model may answer after the chosen one has failed."""
+    return bool(self._list_successors(outcome))
 
-    `serve.fallback` permits this if the router decides, not a fixed policy.
+  def _list_successors(self, outcome: Outcome) -> set[int]:
+    """List the models that may answer after the chosen one has failed.
+
+    If the call does not fit its window, these are the models with a larger one.
+    `serve.fallback` permits all others if the router decides, not a fixed policy.
     """
+    window_tokens = self.budgets.window_tokens
     conversation = self.call.conversation
     is_routed = conversation is not None and conversation.state.rule == ROUTER
-    return self.budgets.config.fallback and is_routed
+    may_replace = self.budgets.config.fallback and is_routed and not outcome.hopeless
+    successors = set()
+    for model in {*range(len(self.budgets.upstreams))} - self.failed:
+      is_larger = window_tokens(model) > window_tokens(self.step.model)
+      if may_replace or outcome.is_overflow and is_larger:
+        successors.add(model)
+    return successors - {self.step.model}
 
   @property
   def large_p(self) -> float:
@@ -345,8 +219,15 @@ class RoutedCall:
       reported: True if the client makes the attempt itself, and reports its usage.
     """
     call = self.call
+    request = call.prepared[self.step.model].request
+    count = len(request[call.form.history])
+    call.cache = Cache(count, hash_prefix(call.form, request, count), 0, 0.0)
     self.last_attempt = self.budgets.sessions.begin(
-      call.purse, call.conversation, self.step, self.worst_case_usd, reported
+      call.purse,
+      call.conversation,
+      self.step,
+      self.offer.worst_case_usd,
+      reported,
     )
     return self.last_attempt
 
@@ -382,7 +263,7 @@ class RoutedCall:
 
   async def attempt(self) -> Whole | Stream | Outcome:
     """Make an attempt at the chosen model."""
-    return await self.upstream.attempt(self.call)
+    return await self.upstream.attempt(self.call, self.offer.reply_tokens)
 
   def settle(self, outcome: Whole | Stream | Outcome) -> Whole | Stream | None:
     """Settle the newest attempt if it has failed.
@@ -405,8 +286,8 @@ class RoutedCall:
     """Choose the model of the next attempt, after a wait.
 
     The same model tries again, unless it has no retry left or its call no longer fits
-    the budgets. Then an affordable model that has not failed takes its place, if
-    `has_others` permits. The one whose index is nearest is taken.
+    the budgets. Then the affordable one of `_list_successors` takes its place whose
+    index is nearest.
 
     Args:
       outcome: the failure of the last attempt.
@@ -420,13 +301,17 @@ class RoutedCall:
       Refusal: no model may try, or the conversation was scored during the wait.
     """
     await asyncio.sleep(wait_s)
-    self.affordable = await self.budgets.find_affordable(self.call)
+    try:
+      self.affordable = await self.budgets.find_affordable(self.call)
+    except Refusal:
+      # The attempts have spent the budget. Their failure is the cause.
+      raise self.refuse(outcome) from None
     model = self.step.model
     is_new = is_last or model not in self.affordable.models
     if is_new:
       self.failed.add(model)
       self.step.logp = None
-      ranks = {*self.affordable.models} - self.failed if self.has_others else ()
+      ranks = {*self.affordable.models} & self._list_successors(outcome)
       model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
     conversation = self.call.conversation
     if model is None or conversation and conversation.score is not None:
@@ -483,20 +368,27 @@ class RoutedCall:
       try:
         usage, usd = self.upstream.price_usage(meter)
       except ImpossibleUsage as error:
+        self.upstream.is_tier_known = self.upstream.endpoint.is_private
         problem = f"{self.upstream.name} counts at its worst case. {error}"
         print(f"error: {problem}", file=sys.stderr)
-    billed = Call(model, usage, self.worst_case_usd, time.monotonic() - call.start_s)
+    worst_case_usd = self.offer.worst_case_usd
+    billed = Call(model, usage, worst_case_usd, time.monotonic() - call.start_s)
     outcome = PRESUMED
     cache = None
     switch_usd = 0.0
     if usd is not None:
       outcome = REPLY
       billed = dataclasses.replace(billed, cost_usd=usd)
-      cache = dataclasses.replace(
-        call.cache, tokens=usage.prompt_tokens, at_s=time.time()
-      )
       # What a client reports proves nothing about later calls of this server.
-      cache.is_proven = self.last_attempt.number not in call.purse.reported
+      is_proven = self.last_attempt.number not in call.purse.reported
+      self.upstream.is_tier_known |= is_proven
+      if call.cache:
+        cache = dataclasses.replace(
+          call.cache,
+          tokens=usage.prompt_tokens,
+          at_s=time.time(),
+          is_proven=is_proven,
+        )
       switch_usd = self._switch_usd(billed)
     elif meter is None:
       billed = dataclasses.replace(billed, kind=PRESUMED)

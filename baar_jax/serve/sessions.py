@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.calls import INSERT, RECORD, STATE, Cache, Record, State, open_calls
+from baar_jax.llms.calls import (
+  INSERT,
+  RECORD,
+  SESSIONS_SCHEMA,
+  STATE,
+  Cache,
+  Record,
+  State,
+  open_calls,
+)
 from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
@@ -24,21 +33,6 @@ NEWEST_ATOMS = 32
 MOST_MATCHES = 200
 DAY_S = 86_400
 MOST_KEPT = 1000
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS purses (
-  id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
-  changed_s REAL, UNIQUE (client, name));
-CREATE TABLE IF NOT EXISTS conversations (
-  id INTEGER PRIMARY KEY, purse INTEGER, state TEXT, name TEXT, changed_s REAL,
-  score REAL);
-CREATE INDEX IF NOT EXISTS conversations_by_purse ON conversations (purse);
-CREATE TABLE IF NOT EXISTS attempts (
-  id INTEGER PRIMARY KEY, purse INTEGER, conversation INTEGER, at_s REAL, record TEXT);
-CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
-CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
-CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
-CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
-"""
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,6 +50,7 @@ class Purse:
     open: the conversation of each attempt in flight, by the attempt's number; None for
       a side call.
     reported: the numbers of the attempts whose usage the client will report.
+    refusals: the number of calls in a row that did not fit the budgets.
     changed: an event that is set when an attempt has ended.
   """
 
@@ -68,6 +63,7 @@ class Purse:
   large_calls: int = 0
   open: dict[int, int | None] = dataclasses.field(default_factory=dict)
   reported: set[int] = dataclasses.field(default_factory=set)
+  refusals: int = 0
   changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
   @property
@@ -203,7 +199,7 @@ class Sessions:
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
     self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
     self._late: list[Late] = []
-    self._db.executescript(_SCHEMA)
+    self._db.executescript(SESSIONS_SCHEMA)
     with self._db:
       self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
 
@@ -296,6 +292,7 @@ class Sessions:
     """Store new caps of a purse."""
     update = "UPDATE purses SET call_limit = ?, usd_limit = ? WHERE id = ?"
     self.commit((update, (cap.calls, cap.usd, purse.id)))
+    purse.refusals = 0
     purse.call_limit = cap.calls
     purse.dollars.change_limit(cap.usd)
     purse.changed.set()
@@ -389,6 +386,16 @@ class Sessions:
       budgets.append(self._days[purse.client][1])
     return budgets
 
+  def room_usd(self, purse: Purse, keep_usd: float) -> float:
+    """Return the dollars that a call may cost now.
+
+    Args:
+      purse: the purse that pays.
+      keep_usd: the US dollars that the call must leave of the purse's cap.
+    """
+    rooms = [budget.remaining for budget in self._budgets(purse)]
+    return min(rooms[0] - keep_usd, *rooms)
+
   def list_affordable(
     self, purse: Purse, worst_case_usd_A: Sequence[float], keep_usd: float
   ) -> list[int]:
@@ -448,6 +455,7 @@ class Sessions:
     for budget in budgets:
       reservations.append((budget, budget.reserve(worst_case_usd)))
     purse.changed_s = now_s
+    purse.refusals = 0
     purse.large_calls += step.model != SMALL
     purse.open[number] = id_
     if reported:
