@@ -583,6 +583,8 @@ class ServeConfig:
     exhausted: Answer to a call whose worst case exceeds a budget: an error with status
       402 or 429, or "finish" for a whole answer that says so.
     call_timeout_s: Seconds that a client's call may take with all of its attempts.
+    max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
+      the model's longest reply.
     fallback: Whether another model answers if all attempts at the chosen model have
       failed.
     record_text: Whether the texts of tasks, results and actions are stored. Training
@@ -610,6 +612,7 @@ class ServeConfig:
   reserve_usd: float = not_negative(0.0)
   exhausted: str = Field("402", pattern="^(402|429|finish)$")
   call_timeout_s: float = positive(600.0)
+  max_reply_tokens: int | None = Field(None, gt=0, le=10**7)
   fallback: bool = False
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES

@@ -295,16 +295,17 @@ class Upstream(Client):
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
 
-  def prepare(self, call: "ClientCall") -> "Prepared":
+  def prepare(self, call: "ClientCall", usual_tokens: int | None) -> "Prepared":
     """Write a call's request to this model, and bound its tokens and dollars.
 
-    A reply's limit that the client has not set is the model's longest reply, as far as
-    the window has room for it.
+    Args:
+      usual_tokens: the limit on the reply of a client that sets none; None is the
+        model's longest reply, as far as the window has room for it.
     """
     form = call.form
     request = form.write_request(call.write_body(self.config_index), self.endpoint)
     prompt = self._bound_prompt(call, request)
-    most = form.find_limit(request)
+    most = form.find_limit(request) or usual_tokens
     least = LEAST_REPLY
     thinking = request.get("thinking")
     if isinstance(thinking, dict) and type(thinking.get("budget_tokens")) is int:
