@@ -585,6 +585,9 @@ class ServeConfig:
     call_timeout_s: Seconds that a client's call may take with all of its attempts.
     max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
       the model's longest reply.
+    estimate: Multiple of a call's expected cost that is reserved in place of its worst
+      case; 0 reserves the worst case. A session may then pass its cap, by at most the
+      worst cases of its calls in flight.
     fallback: Whether another model answers if all attempts at the chosen model have
       failed.
     record_text: Whether the texts of tasks, results and actions are stored. Training
@@ -613,6 +616,7 @@ class ServeConfig:
   exhausted: str = Field("402", pattern="^(402|429|finish)$")
   call_timeout_s: float = positive(600.0)
   max_reply_tokens: int | None = Field(None, gt=0, le=10**7)
+  estimate: float = not_negative(0.0, 100)
   fallback: bool = False
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES

@@ -218,3 +218,13 @@ def test_a_hang_is_reported_as_a_hang(tmp_path, upstream):
     assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
     session = client.session()
     assert session["in_flight"] == 0 and session["spent_usd"] > 0
+
+
+def test_an_estimate_reserves_less_and_may_pass_a_cap(tmp_path, upstream):
+  """The prompt of 4,000 characters is expected to have 1,000 tokens, and the reply 200."""
+  asked = [{"role": "user", "content": "a" * 4000}]
+  with Client(tmp_path, upstream, max_usd=0.0023, estimate=1.5) as client:
+    body = {"model": "baar", "messages": asked}
+    answer = client.post("/v1/decision", body, {"x-session-id": "s"}).json()
+    # 1.5 x (1,000 x $1 + 200 x $2) / 1e6 = $0.0021, and a little for the template.
+    assert 0.0001 < answer["left_usd"] < 0.0023 - 0.0021

@@ -147,7 +147,10 @@ def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, 
   body = {"messages": messages, "model": "baar"} | fields
   for name in ("s", "new"):
     call = app.desk.receive(ClientKey(), FORM, {"x-session-id": name}, body)
-    assert app.exchange.upstreams[0].prepare(call, 1).prompt_usd >= 1e-6 * tokens
+    assert (
+      app.exchange.upstreams[0].prepare(call, app.exchange.config.serve).prompt_usd
+      >= 1e-6 * tokens
+    )
 
 
 # Rows: headers, fields of the body, the path before /v1, and the session's name.

@@ -68,9 +68,8 @@ class Budgets:
     reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
     offering = self._list_offering(call)
     if not call.prepared:
-      usual_tokens = self.config.max_reply_tokens
       for upstream in self.upstreams:
-        call.prepared.append(upstream.prepare(call, usual_tokens))
+        call.prepared.append(upstream.prepare(call, self.config))
     fitting = {model for model in offering if call.prepared[model].fits_window}
     offering = fitting or {max(offering, key=self.window_tokens)}
     until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s

@@ -411,8 +411,7 @@ class Sessions:
     for model, usd in enumerate(worst_case_usd_A):
       is_affordable = model == SMALL or purse.remaining_caps.calls != 0
       is_affordable &= purse.dollars.allows(usd + keep_usd)
-      for budget in budgets:
-        is_affordable &= budget.allows(usd)
+      is_affordable &= all(budget.allows(usd) for budget in budgets)
       if is_affordable:
         models.append(model)
     return models

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import ModelsConfig, ServeConfig
+from baar_jax.episode import Usage
 from baar_jax.llms.calls import Cache
 from baar_jax.llms.client import UNREADABLE, Client, Outcome, Stream, Whole
 from baar_jax.llms.prices import CHARS_PER_TOKEN
@@ -242,6 +243,7 @@ class Prepared(NamedTuple):
     most_tokens: the limit on the reply if the budgets have room for it.
     prompt_usd: the worst case of the prompt in US dollars.
     token_usd: the worst case of each token of the reply's limit.
+    estimate_usd: the most that is reserved; infinite without `serve.estimate`.
     fits_window: whether the prompt is expected to fit the model's window.
   """
 
@@ -250,15 +252,18 @@ class Prepared(NamedTuple):
   most_tokens: int
   prompt_usd: float
   token_usd: float
+  estimate_usd: float
   fits_window: bool
 
   def offer(self, room_usd: float) -> "Offer":
     """Shrink the limit on the reply to what the budgets have room for."""
     tokens = self.most_tokens
-    if self.token_usd and self.prompt_usd + tokens * self.token_usd > room_usd:
+    most_usd = self.prompt_usd + tokens * self.token_usd
+    if self.token_usd and most_usd > room_usd and self.estimate_usd == math.inf:
       tokens = int((room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
-    return Offer(tokens, self.prompt_usd + tokens * self.token_usd)
+    usd = self.prompt_usd + tokens * self.token_usd
+    return Offer(tokens, min(usd, self.estimate_usd))
 
 
 class Offer(NamedTuple):
@@ -266,7 +271,7 @@ class Offer(NamedTuple):
 
   Attributes:
     reply_tokens: the limit on the tokens of the reply.
-    worst_case_usd: the worst case with this limit.
+    worst_case_usd: the worst case with this limit, or the lower estimate.
   """
 
   reply_tokens: int
@@ -295,17 +300,16 @@ class Upstream(Client):
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
 
-  def prepare(self, call: "ClientCall", usual_tokens: int | None) -> "Prepared":
+  def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
     """Write a call's request to this model, and bound its tokens and dollars.
 
-    Args:
-      usual_tokens: the limit on the reply of a client that sets none; None is the
-        model's longest reply, as far as the window has room for it.
+    The limit on the reply of a client that sets none is the configured one, else the
+    model's longest reply, as far as the window has room for it.
     """
     form = call.form
     request = form.write_request(call.write_body(self.config_index), self.endpoint)
     prompt = self._bound_prompt(call, request)
-    most = form.find_limit(request) or usual_tokens
+    most = form.find_limit(request) or config.max_reply_tokens
     least = LEAST_REPLY
     thinking = request.get("thinking")
     if isinstance(thinking, dict) and type(thinking.get("budget_tokens")) is int:
@@ -314,12 +318,17 @@ class Upstream(Client):
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(least, room)))
     least = min(least, most)
+    expected = Usage(prompt.expected_tokens, 0, least)
+    estimate_usd = math.inf
+    if config.estimate:
+      estimate_usd = config.estimate * self.price.cost_usd(expected)
     return Prepared(
       request,
       least,
       most,
       self.bound_usd(request, prompt.tokens, 0),
       self.bound_usd(request, 0, 1),
+      estimate_usd,
       prompt.expected_tokens + least <= self.limits.context_tokens,
     )
 

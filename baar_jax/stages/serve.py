@@ -55,6 +55,11 @@ def main(run: Run) -> None:
     run.print(
       f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
     )
+    if serve_config.estimate:
+      run.print(
+        f"--config.serve.estimate={serve_config.estimate:g}: a session may pass its "
+        "cap, by at most the worst cases of its calls in flight."
+      )
     config = uvicorn.Config(
       app, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
     )
