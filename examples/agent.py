@@ -179,7 +179,8 @@ def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
       play(client, env, job)
 
   try:
-    if not server.stdout.readline():
+    # The first line says that the server starts, and the second one that it is ready.
+    if not (server.stdout.readline() and server.stdout.readline()):
       sys.exit(server.wait())
     with ThreadPoolExecutor(len(envs)) as threads:
       list(threads.map(play_share, envs))

@@ -53,7 +53,9 @@ def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
 
 def use_app(act: Callable[[App], object], **settings: object) -> Callable:
   """Make a case that acts on a run's application."""
-  return use_run(lambda run: act(serve.build(run)), **settings)
+  return use_run(
+    lambda run: act(serve.build(run, serve.open_policies(run))), **settings
+  )
 
 
 def make_request(host: str = "127.0.0.1", body: str = "", **headers: str) -> Request:
@@ -168,7 +170,7 @@ def serve_a_router_of_three(tmp: Path) -> None:
 
 def serve_games(tmp: Path) -> None:
   with contextlib.closing(Run(tiny.config(tmp))) as run:
-    serve.build(run)
+    serve.build(run, {})
 
 
 def import_lines(problem: str, *records: object) -> tuple[str, Callable]:

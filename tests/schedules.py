@@ -94,7 +94,7 @@ class Server:
     self._process = self._context.Process(target=serve_forever, args=args, daemon=True)
     self._process.start()
     while self._process.is_alive():
-      with suppress(httpx2.TransportError):
+      with suppress(httpx2.TransportError, httpx2.HTTPStatusError):
         return httpx2.get(f"{self.url}/health").raise_for_status()
       time.sleep(0.1)
     raise ChildProcessError("the endpoint does not start")

@@ -25,7 +25,7 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.request import ClientKey
-from baar_jax.stages.serve import build
+from baar_jax.stages.serve import build, open_policies
 
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
@@ -55,7 +55,7 @@ class Client:
     usual = {"policy": "small", "max_reply_tokens": TOKENS}
     config.serve = ServeConfig(**usual | serve)
     self.run = Run(config)
-    self.http = TestClient(build(self.run), "http://127.0.0.1")
+    self.http = TestClient(build(self.run, open_policies(self.run)), "http://127.0.0.1")
 
   def __enter__(self):
     self.http.__enter__()

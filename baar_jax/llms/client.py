@@ -11,7 +11,6 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, Protocol, TypeVar
 
 import httpx2
-import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
@@ -261,7 +260,10 @@ class Client:
     self.price = prices_of(config.names, config.prices)[self.config_index]
     self.is_tier_known = self.endpoint.is_private
     self._key = self.endpoint.key()
-    self.http = openai.DefaultAsyncHttpxClient(
+    self._headers = {}
+    for path, form in FORMS.items():
+      self._headers[path] = form.list_headers(self.endpoint, self._key)
+    self.http = httpx2.AsyncClient(
       base_url=self.endpoint.base_url,
       headers={"accept-encoding": "identity", "content-type": "application/json"},
       # A connection is not used twice: bytes that are left over from one answer would
@@ -331,9 +333,9 @@ class Client:
     """
     # The JSON text is pure ASCII: it escapes all other characters.
     content = json.dumps(request)
-    own_headers = form.list_headers(self.endpoint, self._key)
+    own_headers = self._headers[form.path] | (headers or {})
     sent = self.http.build_request(
-      "POST", path or form.path, content=content, headers=own_headers | (headers or {})
+      "POST", path or form.path, content=content, headers=own_headers
     )
     until_s = asyncio.get_running_loop().time() + limit_s
     try:

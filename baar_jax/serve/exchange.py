@@ -165,11 +165,6 @@ class Exchange:
     for rule, policy in policies.items():
       self.deciders[rule] = Decider(policy, config.serve.max_sessions)
 
-  def compile(self) -> None:
-    """Compile all policies by JAX, so that no client waits for a compilation."""
-    for decider in self.deciders.values():
-      decider.policy.compile()
-
   def deliver(
     self,
     client: str,

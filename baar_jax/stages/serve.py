@@ -1,13 +1,17 @@
 """Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import socket
+import threading
 import tomllib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from baar_jax.config import SERVED
 from baar_jax.report.texts import label_policy
@@ -23,23 +27,62 @@ from baar_jax.train.listing import served_specs
 if TYPE_CHECKING:
   from baar_jax.serve.app import App
 
+# The type of a result.
+Result = TypeVar("Result")
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
-GRACE_S = 5
+GRACE_S = 1
 
 
 def main(run: Run) -> None:
   """Serve a run's endpoint until Ctrl-C.
 
+  The server listens before it opens the router. Until it is ready, it answers each
+  request with HTTP 503.
+
   Raises:
     ValueError: a router, a price or a key is missing, or the server cannot listen at
       the address.
   """
-  serve_config = run.config.serve
-  app = build(run)
-  app.exchange.compile()
   import uvicorn
+  from starlette.applications import Starlette
+  from starlette.responses import JSONResponse
 
+  serve_config = run.config.serve
+  starting = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
+  # The application once it is ready, and the error that keeps it from being ready.
+  opened = []
+  errors = []
+
+  async def open_app(server: uvicorn.Server) -> None:
+    """Open the application, and keep it open until the server ends."""
+    try:
+      app = build(run, await wait_for_thread(functools.partial(open_policies, run)))
+    except Exception as error:
+      errors.append(error)
+      server.should_exit = True
+      return
+    async with app.router.lifespan_context(app):
+      opened.append(app)
+      run.print(
+        f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
+      )
+      await asyncio.Event().wait()
+
+  @contextlib.asynccontextmanager
+  async def live(gate: Starlette) -> AsyncIterator[None]:
+    """Open the application while the server already answers."""
+    task = asyncio.ensure_future(open_app(server))
+    yield
+    task.cancel()
+
+  async def answer(*message: object) -> None:
+    """Answer a request by the application, or say that the server is starting."""
+    app = opened[0] if opened else starting
+    await app(*message)
+
+  gate = Starlette(lifespan=live)
+  gate.mount("/", answer)
   family = socket.AF_INET6 if ":" in serve_config.host else socket.AF_INET
   try:
     listener = socket.create_server(
@@ -52,22 +95,40 @@ def main(run: Run) -> None:
     ) from None
   with listener:
     address = f"http://{serve_config.host}:{listener.getsockname()[1]}"
-    run.print(
-      f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
-    )
+    run.print(f"Starting at {address}: opening and compiling the policies.")
     if serve_config.estimate:
       run.print(
         f"--config.serve.estimate={serve_config.estimate:g}: a session may pass its "
         "cap, by at most the worst cases of its calls in flight."
       )
     config = uvicorn.Config(
-      app, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
+      gate, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+  for error in errors:
+    raise error
 
 
-def open_policies(files: RouterFiles) -> dict[str, Policy]:
-  """Open the policies that clients can select by the model name.
+async def wait_for_thread(work: Callable[[], Result]) -> Result:
+  """Wait for the result of work in a thread that does not outlive the program."""
+  loop = asyncio.get_running_loop()
+  future = loop.create_future()
+
+  def finish() -> None:
+    """Do the work, and hand on its result or its error."""
+    try:
+      settle = functools.partial(future.set_result, work())
+    except Exception as error:
+      settle = functools.partial(future.set_exception, error)
+    loop.call_soon_threadsafe(settle)
+
+  threading.Thread(target=finish, daemon=True).start()
+  return await future
+
+
+def open_policies(run: Run) -> dict[str, Policy]:
+  """Open and compile the policies that clients can select by the model name.
 
   They are the boundary policies, the random policies, and the policy of
   `--config.serve.policy`. The keys are the rules, such as "small" or "router".
@@ -75,6 +136,7 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
   Raises:
     ValueError: `--config.serve.policy` needs a trained router, and there is none.
   """
+  files = run.training()
   config = files.config
   serve_config = config.serve
   loader = Loader(files, serve_config.max_sessions)
@@ -86,6 +148,8 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
     policies[serve_config.policy] = open_router(
       source, serve_config.max_sessions, serve_config.policy == SAMPLE
     )
+  for policy in policies.values():
+    policy.compile()
   return policies
 
 
@@ -120,8 +184,11 @@ def find_router_files(files: RouterFiles) -> RouterFiles:
   return files
 
 
-def build(run: Run) -> "App":
+def build(run: Run, policies: dict[str, Policy]) -> "App":
   """Build the web application that serves a run.
+
+  Args:
+    policies: the result of `open_policies`.
 
   Raises:
     ValueError: a router, a model's price or key, or the clients' key is missing, or
@@ -146,7 +213,6 @@ def build(run: Run) -> "App":
     )
   if config.env.kind != SERVED:
     raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
-  policies = open_policies(run.training())
   usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
   label = functools.partial(label_policy, styles=FAMILIES)
