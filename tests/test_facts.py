@@ -13,7 +13,13 @@ from tiny import call
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router import facts
-from baar_jax.router.facts import Tracker, hash_words, learn_vocabulary, weigh_words
+from baar_jax.router.facts import (
+  Tracker,
+  compare_words,
+  hash_words,
+  learn_vocabulary,
+  weigh_words,
+)
 from baar_jax.router.reader import StateReader
 
 TEXTS = "Find the red lamp", "Find the blue lamp", "Find the red box", "Find a door"
@@ -247,3 +253,13 @@ def test_only_new_steps_are_read_unless_earlier_ones_change():
       first = dataclasses.replace(EPISODE[0], **changed)
       read_live(reader, [first, *EPISODE[1:4]], "Taken.")
       assert act.call_count == 4 * number
+
+
+def test_usual_words_are_told_from_too_few_and_too_many():
+  """The words' squared lengths are 0, 100 and 225. Those of training were 0 to 200."""
+  features = np.zeros((3, 60))
+  features[:, 0] = 99.0  # a fact, which does not count
+  features[1:, -1] = 10.0, 15.0
+  known = compare_words(np.arange(201.0), features)
+  np.testing.assert_allclose(known, [0, 200 / 201, 0])
+  assert not compare_words(np.zeros(0), features).size

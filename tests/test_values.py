@@ -74,7 +74,7 @@ def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
 
 def make_heads(width) -> Heads:
   """Draw two heads for states of one feature."""
-  scale = Scale(*np.float32([[0], [1]]), *np.float32([1, 100, 10]))
+  scale = Scale(*np.float32([[0], [1]]), *np.float32([1, 100, 10]), np.zeros(0))
   return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 

@@ -78,6 +78,7 @@ class Record:
     size: the number of characters of the call.
     has_tools: whether the call offered tools.
     number: the number of the attempt that completed the step.
+    known: how usual the text was for the router; None if unknown.
   """
 
   step: Step
@@ -88,6 +89,7 @@ class Record:
   size: int = 0
   has_tools: bool = False
   number: int = 0
+  known: float | None = None
 
 
 RECORD = TypeAdapter(Record)

@@ -190,6 +190,7 @@ class Decision(NamedTuple):
     cost_usd: dollars of the router's compute.
     latency_s: seconds that the decision took.
     p_A: the router's probability of each model; empty if it has none.
+    known: how usual the text is, in [0, 1]; see `compare_words`. None if unknown.
   """
 
   model: int
@@ -197,6 +198,7 @@ class Decision(NamedTuple):
   cost_usd: float = 0.0
   latency_s: float = 0.0
   p_A: Sequence[float] = ()
+  known: float | None = None
 
 
 @dataclasses.dataclass(eq=False)

@@ -11,6 +11,7 @@ import numpy as np
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
+from baar_jax.router.facts import compare_words
 from baar_jax.router.head import (
   Heads,
   States,
@@ -136,9 +137,10 @@ class RouterPolicy(Policy):
     start_s = time.monotonic()
     output, usd_R = self.reader.read(ready)
     p_RxA = self._predict(output, ready)
+    known_R = [*self._compare(output)] or [None] * len(ready)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for live, p_A, usd in zip(ready, p_RxA, usd_R):
+    for live, p_A, usd, known in zip(ready, p_RxA, usd_R, known_R):
       model = self._rule.pick(p_A, live)
       decision = Decision(
         model,
@@ -147,6 +149,7 @@ class RouterPolicy(Policy):
         cost_usd=usd,
         latency_s=latency_s,
         p_A=tuple(map(float, p_A)),
+        known=known,
       )
       decisions.append(decision)
     return decisions
@@ -162,6 +165,10 @@ class RouterPolicy(Policy):
   def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """Compute p_RxA, the probability of each model, from the router's logits."""
     return softmax(logits_RxA, self.spec.key)
+
+  def _compare(self, output: np.ndarray) -> np.ndarray:
+    """Compute known_R, how usual the texts are; empty if that is not known."""
+    return np.zeros(0)
 
 
 class Situation(NamedTuple):
@@ -240,6 +247,10 @@ class ConditionedPolicy(RouterPolicy):
     _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
     model_R = list(map(self._values.pick, advantage_RxA, situations_R))
     return np.eye(advantage_RxA.shape[1])[model_R]
+
+  def _compare(self, states: States) -> np.ndarray:
+    """Compute known_R, how usual the words of the states are."""
+    return compare_words(self._values.heads.scale.length_Q, states.features_NxD)
 
   def _describe(self, live: Live, progress_P: np.ndarray) -> Situation:
     """Compute the heads' terms and the rule's inputs of an episode's next decision."""

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import WireForm
+from baar_jax.llms.wire import FAILED, PRESUMED, WireForm
 from baar_jax.rollout.specs import Cap
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
@@ -42,8 +42,10 @@ from baar_jax.serve.request import (
 )
 from baar_jax.serve.sessions import Conversation, Purse
 
-SHOWN_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
+# The router's texts are unlike its training texts if most decisions are less usual than
+# this share of those of training.
+UNLIKE = 0.01
 # A function that answers the HTTP requests of one route (a method and a path).
 RouteHandler = Callable[[Request, ClientKey], Awaitable[ASGIApp]]
 # Names of this machine itself. A server that listens on one of these hosts needs no
@@ -124,6 +126,7 @@ class App(Starlette):
       try:
         return await handle(request, self._check_client(request))
       except Refusal as error:
+        self.exchange.budgets.metrics.refusals.labels(error.code).inc()
         refusal = error
       except sqlite3.OperationalError as error:
         refusal = Refusal(
@@ -251,7 +254,7 @@ class App(Starlette):
       session_id=call.purse.name,
       conversation=call.conversation and call.conversation.id,
       model=routed.upstream.name,
-      probabilities=dict(zip(exchange.names, routed.p_A)),
+      probabilities=dict(zip(exchange.names, routed.decision.p_A)),
       p_large=routed.large_p,
       expected_usd=expected_usd,
       warm_tokens=warm_tokens,
@@ -290,17 +293,19 @@ class App(Starlette):
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
-    query = ListQuery.read(dict(request.query_params))
-    client = query.client if key.operator else key.name
-    data = self._list_newest(client, query.before_s, query.limit)
+    data = self._list_newest(request, key)
     return JSONResponse(dict(object="list", data=data))
 
-  def _list_newest(self, client: str | None, before_s: float, limit: int) -> list[dict]:
-    """Describe the sessions that changed last before a time, the newest first."""
+  def _list_newest(self, request: Request, key: ClientKey) -> list[dict]:
+    """Describe the client's sessions that a query asks for, the newest first."""
+    query = ListQuery.read(dict(request.query_params))
+    client = query.client if key.operator else key.name
     condition = (
-      "changed_s < ? AND client = ifnull(?, client) ORDER BY changed_s DESC LIMIT ?"
+      "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
+      "ORDER BY changed_s DESC LIMIT ?"
     )
-    purses = self.exchange.sessions.list_purses(condition, before_s, client, limit)
+    values = (query.before_s, client or key.client, query.name, query.limit)
+    purses = self.exchange.sessions.list_purses(condition, *values)
     return [self._describe(purse) for purse in purses]
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
@@ -342,11 +347,13 @@ class App(Starlette):
     )
     calls = make_counter("baar_calls", "Attempts at model calls.")
     usd = make_counter("baar_usd", "US dollars; unknown costs at their worst case.")
-    for model, outcome, count, sum_usd in self.exchange.sessions.count_attempts():
+    select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
+    for model, outcome, count, sum_usd in self.exchange.sessions.read(select):
       labels = (self.exchange.names[model], outcome)
       calls.labels(*labels).inc(count)
       usd.labels(*labels).inc(sum_usd)
     text = prometheus.generate_latest(registry)
+    text += prometheus.generate_latest(self.exchange.budgets.metrics.registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
@@ -355,7 +362,9 @@ class App(Starlette):
     page = self._page.render(
       names=exchange.names,
       run=exchange.config,
-      sessions=self._list_newest(key.client, time.time(), SHOWN_SESSIONS),
+      query=request.query_params,
+      sessions=self._list_newest(request, key),
+      format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
     )
     return HTMLResponse(page)
 
@@ -379,11 +388,13 @@ class App(Starlette):
     for conversation in exchange.sessions.list_conversations("purse = ?", purse.id):
       steps = []
       switch_usd = 0.0
+      unlike = 0
       for record in conversation.records:
         step = record.step
         fields = dict(model=names[step.model], cost_usd=step.spent_usd)
         steps.append(fields | vars(step.calls[-1].usage))
         switch_usd += record.switch_usd
+        unlike += record.known is not None and record.known < UNLIKE
       caches = {}
       for model, cache in conversation.caches.items():
         caches[names[model]] = vars(cache)
@@ -395,6 +406,9 @@ class App(Starlette):
           policy=state.policy,
           label=self._label(conversation),
           task_id=state.task_id,
+          text=state.description,
+          began_s=state.began_s,
+          is_unlike=2 * unlike > len(steps),
           score=conversation.score,
           switch_usd=switch_usd,
           caches=caches,
@@ -402,9 +416,18 @@ class App(Starlette):
           steps=steps,
         )
       )
+    failures = []
+    select = (
+      "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
+      "WHERE purse = ? AND kind IN (?, ?)"
+    )
+    values = (purse.id, PRESUMED, FAILED)
+    for at_s, model, kind, usd in exchange.sessions.read(select, *values):
+      failures.append(dict(at_s=at_s, model=names[model], outcome=kind, cost_usd=usd))
     return dict(
       id=purse.name,
       client=purse.client,
+      failures=failures,
       usd_limit=purse.cap.usd,
       call_limit=purse.cap.calls,
       spent_usd=purse.dollars.settled_usd,

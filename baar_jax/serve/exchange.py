@@ -285,6 +285,9 @@ class Exchange:
           409, "The task was scored during this call. Send the call of the next task."
         )
       model = pick_affordable(decision.model, affordable.models)
+    metrics = self.budgets.metrics
+    metrics.added_s.observe(time.monotonic() - call.start_s)
+    metrics.decisions.labels(self.names[model]).inc()
     step = Step(
       call.history.observations[-1] * self.config.serve.record_text,
       model,
@@ -294,7 +297,7 @@ class Exchange:
       router_latency_s=decision.latency_s,
       started_s=call.call_s,
     )
-    return RoutedCall(call, self.budgets, step, affordable, decision.p_A)
+    return RoutedCall(call, self.budgets, step, affordable, decision)
 
   def _make_live(self, call: ClientCall) -> Live:
     """Make the live episode of a call's conversation, from which its policy decides."""

@@ -288,14 +288,16 @@ class ListQuery(StrictRecord):
   """The filters of a list of sessions.
 
   Attributes:
-    client: the name of a client's key.
+    client: the name of a client's key; "" is all.
+    name: a part of the session's name.
     before_s: only sessions that changed before this time, in seconds since 1970.
     limit: the largest number of sessions.
   """
 
-  client: str | None = None
+  client: str = ""
+  name: str = ""
   before_s: float = Field(1e12, strict=False)
-  limit: int = Field(20, strict=False, ge=1, le=100)
+  limit: int = Field(100, strict=False, ge=1, le=100)
 
 
 async def read_body(request: Request, limit_mb: float) -> dict:

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
+
+import prometheus_client as prometheus
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
@@ -15,6 +18,7 @@ from baar_jax.llms.client import LOST, Outcome, Stream, Whole, explain
 from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.llms.wire import PRESUMED, REPLY
+from baar_jax.rollout.specs import Decision
 from baar_jax.serve.request import (
   EXHAUSTED,
   RESERVED,
@@ -29,6 +33,15 @@ from baar_jax.serve.request import (
 from baar_jax.serve.sessions import Attempt, Sessions
 from baar_jax.serve.upstream import MALFORMED, ClientCall, Offer, Upstream
 
+try:
+  from opentelemetry import trace
+except ImportError:
+  trace = None
+
+
+# Upper bounds of the histogram of a call's US dollars.
+USD_BUCKETS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+
 
 class AffordableModels(NamedTuple):
   """The models that a client's call can afford at this moment.
@@ -42,6 +55,21 @@ class AffordableModels(NamedTuple):
   offers: list[Offer]
 
 
+class Metrics:
+  """Count for Prometheus what the calls of this process have done."""
+
+  def __init__(self) -> None:
+    """Start all counts at 0."""
+    self.registry = prometheus.CollectorRegistry()
+    made = functools.partial(prometheus.Counter, registry=self.registry)
+    drawn = functools.partial(prometheus.Histogram, registry=self.registry)
+    self.tokens = made("baar_tokens", "Tokens of replies.", ["model", "kind"])
+    self.decisions = made("baar_decisions", "Decisions of policies.", ["model"])
+    self.refusals = made("baar_refusals", "Refused requests.", ["code"])
+    self.added_s = drawn("baar_added_seconds", "Seconds from a call to its decision.")
+    self.call_usd = drawn("baar_call_usd", "US dollars of a call.", buckets=USD_BUCKETS)
+
+
 @dataclasses.dataclass(frozen=True)
 class Budgets:
   """Compare calls with the budgets of their purse and of the run."""
@@ -50,6 +78,7 @@ class Budgets:
   sessions: Sessions
   upstreams: list[Upstream]
   billing: Billing
+  metrics: Metrics = dataclasses.field(default_factory=Metrics)
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models that offer a call's form and fit all budgets.
@@ -146,7 +175,7 @@ class RoutedCall:
   Attributes:
     step: the conversation's next step; `step.model` is the chosen model.
     affordable: the affordable models when the model was last chosen.
-    p_A: the router's probability of each model; empty unless a router decided.
+    decision: the decision of the conversation's policy.
     failed: the models that no longer answer this call, because all of their retries
       failed or they no longer fitted the budgets.
     last_attempt: the newest attempt; None before the first.
@@ -158,7 +187,7 @@ class RoutedCall:
   budgets: Budgets
   step: Step
   affordable: AffordableModels
-  p_A: Sequence[float]
+  decision: Decision
   failed: set[int] = dataclasses.field(default_factory=set)
   last_attempt: Attempt | None = None
   usd: float | None = None
@@ -198,7 +227,8 @@ class RoutedCall:
   @property
   def large_p(self) -> float:
     """Return the probability of a LARGE call; 0 or 1 unless a router decided."""
-    return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
+    p_A = self.decision.p_A
+    return 1 - p_A[SMALL] if p_A else float(self.step.model != SMALL)
 
   @property
   def headers(self) -> dict[str, str]:
@@ -210,6 +240,7 @@ class RoutedCall:
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
       "p-large": self.large_p,
+      "known": self.decision.known,
     }
     return self.call.headers | write_headers(values)
 
@@ -394,6 +425,7 @@ class RoutedCall:
     elif meter is None:
       billed = dataclasses.replace(billed, kind=PRESUMED)
     self.usd = billed.cost_usd + self.step.spent_usd
+    self._measure(usage)
     record = None
     if call.conversation:
       atoms = []
@@ -401,9 +433,40 @@ class RoutedCall:
         atoms = hash_turn(call.form.read_reply(self.answer))
       size = call.bound_tokens
       record = Record(
-        self.step, call.place, cache, switch_usd, atoms, size, call.has_tools
+        self.step,
+        call.place,
+        cache,
+        switch_usd,
+        atoms,
+        size,
+        call.has_tools,
+        known=self.decision.known,
       )
     self.end(outcome, billed, record)
+
+  def _measure(self, usage: Usage) -> None:
+    """Count the call for Prometheus, and for OpenTelemetry if it is installed."""
+    metrics = self.budgets.metrics
+    name = self.upstream.name
+    metrics.call_usd.observe(self.usd)
+    for kind, tokens in vars(usage).items():
+      metrics.tokens.labels(name, kind.removesuffix("_tokens")).inc(tokens)
+    if trace is None:
+      return
+    call = self.call
+    start_ns = time.time_ns() - int(1e9 * (time.monotonic() - call.start_s))
+    attributes = {
+      "gen_ai.operation.name": "chat",
+      "gen_ai.request.model": call.model,
+      "gen_ai.response.model": name,
+      "gen_ai.usage.input_tokens": usage.prompt_tokens,
+      "gen_ai.usage.output_tokens": usage.completion_tokens,
+      "gen_ai.conversation.id": call.purse.name,
+      "baar.cost_usd": self.usd,
+    }
+    tracer = trace.get_tracer("baar_jax")
+    span = tracer.start_span(f"chat {name}", attributes=attributes, start_time=start_ns)
+    span.end()
 
   def _switch_usd(self, call: Call) -> float:
     """Compute the dollars that a call cost because the model has changed.

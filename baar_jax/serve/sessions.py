@@ -359,16 +359,9 @@ class Sessions:
       matches += self.list_conversations("id = ?", id_)
     return matches
 
-  def count_attempts(self) -> list[tuple[int, str, int, float]]:
-    """Count all attempts and their dollars by model and outcome.
-
-    An attempt in flight counts with the dollars of its worst case.
-
-    Returns:
-      Rows of the model's index, the outcome, the number of attempts, and US dollars.
-    """
-    select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
-    return self._db.execute(select).fetchall()
+  def read(self, select: str, *values: object) -> list[tuple]:
+    """Read rows of the ledger's tables by an SQL statement."""
+    return self._db.execute(select, values).fetchall()
 
   def _budgets(self, purse: Purse) -> list[DollarBudget]:
     """Return the budgets that pay for an attempt: the purse's, the run's, the day's."""

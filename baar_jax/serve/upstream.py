@@ -178,6 +178,7 @@ class ClientCall:
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
     self.cache: Cache | None = None
+    self.model = str(self.body.get("model"))
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
 

@@ -28,7 +28,7 @@ from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.facts import Tracker, Vocabulary, learn_vocabulary
+from baar_jax.router.facts import Tracker, Vocabulary, learn_vocabulary, measure_words
 from baar_jax.router.head import MAX_CALLS, Heads, Nets, Scale, States
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
@@ -41,10 +41,11 @@ LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
 # The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(Nets(LAYERS, LAYERS), Scale(0, 0, 0, 0, 0)))
+STRUCTURE = jax.tree.structure(Heads(Nets(LAYERS, LAYERS), Scale(0, 0, 0, 0, 0, 0)))
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
+QUANTILES = np.linspace(0, 1, 201)  # of the lengths of words that are stored
 CAPPED_SHARE = 0.6  # The share of drawn decisions that get a cap (our choice).
 # The shares of drawn decisions that get cost weight 0 (our choice): of those with a
 # cap, and of those without a cap.
@@ -177,6 +178,9 @@ def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
   profiles = dataset.profile_tasks(config, [*tasks], episodes)
   unit_usd = rewards.mean_large_usd(profiles.values())
   scale = measure_scale(states, episodes, unit_usd)
+  if "words" in settings.inputs:
+    lengths_N = measure_words(states.features_NxD)
+    scale = scale._replace(length_Q=np.quantile(lengths_N, QUANTILES))
   data = make_transitions(states, episodes, unit_usd)
   key = jax.random.key(config.seed)
   widths = settings.value_width, settings.advantage_width
@@ -211,6 +215,7 @@ def measure_scale(
     np.float32(unit_usd),
     np.float32(np.mean(opening_tokens or 0)),
     np.float32(np.mean(reply_tokens or 0)),
+    np.zeros(0),
   )
 
 
@@ -425,6 +430,8 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       *leaves, directions_HxC, text = stored.values()
     for x in (*leaves, directions_HxC):
       check_finite(x, "heads")
+    if len(leaves) == STRUCTURE.num_leaves - 1:
+      leaves.append(np.zeros(0))  # Earlier versions measured no words.
     if len(leaves) == STRUCTURE.num_leaves:
       heads = jax.tree.unflatten(STRUCTURE, leaves)
       if heads.nets.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
