@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import FAILED, PRESUMED, WireForm
+from baar_jax.llms.wire import WireForm
 from baar_jax.rollout.specs import Cap
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
@@ -40,12 +40,9 @@ from baar_jax.serve.request import (
   read_headers,
   write_event,
 )
-from baar_jax.serve.sessions import Conversation, Purse
+from baar_jax.serve.sessions import Purse
 
 EVENT_STREAM = "text/event-stream"
-# The router's texts are unlike its training texts if most decisions are less usual than
-# this share of those of training.
-UNLIKE = 0.01
 # A function that answers the HTTP requests of one route (a method and a path).
 RouteHandler = Callable[[Request, ClientKey], Awaitable[ASGIApp]]
 # Names of this machine itself. A server that listens on one of these hosts needs no
@@ -68,7 +65,9 @@ class App(Starlette):
     policies = {}
     for rule, decider in exchange.deciders.items():
       policies[rule] = decider.policy
-    self.desk = Desk(exchange.config, exchange.sessions, policies)
+    self.desk = Desk(
+      exchange.config, exchange.sessions, policies, exchange.label_policy
+    )
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
@@ -233,7 +232,7 @@ class App(Starlette):
     body = await self._read(request)
     if "decision_id" in body:
       routed = exchange.book_report(key.client, body["decision_id"], body)
-      return JSONResponse(self._describe(routed.call.purse), headers=routed.headers)
+      return JSONResponse(self.desk.describe(routed.call.purse), headers=routed.headers)
     form = chat_completions.FORM
     if "input" in body:
       form = responses.FORM
@@ -267,11 +266,11 @@ class App(Starlette):
     """End a session's task with its score, and respond with its caps and dollars."""
     purse = self._find_purse(request, key)
     self.exchange.score(purse, SessionScore.read(await self._read(request)))
-    return JSONResponse(self._describe(purse))
+    return JSONResponse(self.desk.describe(purse))
 
   async def _show_session(self, request: Request, key: ClientKey) -> Response:
     """Respond with a session's caps, dollars and conversations."""
-    return JSONResponse(self._describe(self._find_purse(request, key)))
+    return JSONResponse(self.desk.describe(self._find_purse(request, key)))
 
   async def _change_session(self, request: Request, key: ClientKey) -> Response:
     """Replace the caps of a session that an operator names.
@@ -289,7 +288,7 @@ class App(Starlette):
     if "max_large_calls" in caps.model_fields_set:
       cap = Cap(caps.max_large_calls, cap.usd)
     self.exchange.sessions.change_caps(purse, cap)
-    return JSONResponse(self._describe(purse))
+    return JSONResponse(self.desk.describe(purse))
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
@@ -306,7 +305,7 @@ class App(Starlette):
     )
     values = (query.before_s, client or key.client, query.name, query.limit)
     purses = self.exchange.sessions.list_purses(condition, *values)
-    return [self._describe(purse) for purse in purses]
+    return [self.desk.describe(purse) for purse in purses]
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in all forms at once."""
@@ -367,77 +366,6 @@ class App(Starlette):
       format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
     )
     return HTMLResponse(page)
-
-  def _label(self, conversation: Conversation) -> str:
-    """Return the label of a conversation's policy for readers.
-
-    The label is the rule's name if this server does not serve the rule.
-    """
-    state = conversation.state
-    if state.rule not in self.exchange.deciders:
-      return state.rule
-    spec = self.desk.find_spec(state, conversation.purse.cap)
-    return self.exchange.label_policy(spec)
-
-  def _describe(self, purse: Purse) -> dict:
-    """Return a session's caps, dollars and conversations as JSON, without texts."""
-    exchange = self.exchange
-    names = exchange.names
-    left = purse.remaining_caps
-    conversations = []
-    for conversation in exchange.sessions.list_conversations("purse = ?", purse.id):
-      steps = []
-      switch_usd = 0.0
-      unlike = 0
-      for record in conversation.records:
-        step = record.step
-        fields = dict(model=names[step.model], cost_usd=step.spent_usd)
-        steps.append(fields | vars(step.calls[-1].usage))
-        switch_usd += record.switch_usd
-        unlike += record.known is not None and record.known < UNLIKE
-      caches = {}
-      for model, cache in conversation.caches.items():
-        caches[names[model]] = vars(cache)
-      state = conversation.state
-      conversations.append(
-        dict(
-          id=conversation.id,
-          name=conversation.name,
-          policy=state.policy,
-          label=self._label(conversation),
-          task_id=state.task_id,
-          text=state.description,
-          began_s=state.began_s,
-          is_unlike=2 * unlike > len(steps),
-          score=conversation.score,
-          switch_usd=switch_usd,
-          caches=caches,
-          count=len(steps),
-          steps=steps,
-        )
-      )
-    failures = []
-    select = (
-      "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
-      "WHERE purse = ? AND kind IN (?, ?)"
-    )
-    values = (purse.id, PRESUMED, FAILED)
-    for at_s, model, kind, usd in exchange.sessions.read(select, *values):
-      failures.append(dict(at_s=at_s, model=names[model], outcome=kind, cost_usd=usd))
-    return dict(
-      id=purse.name,
-      client=purse.client,
-      failures=failures,
-      usd_limit=purse.cap.usd,
-      call_limit=purse.cap.calls,
-      spent_usd=purse.dollars.settled_usd,
-      large_calls=purse.large_calls,
-      left_usd=left.usd,
-      left_large_calls=left.calls,
-      in_flight=len(purse.open),
-      changed_s=purse.changed_s,
-      conversations=conversations,
-    )
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:
     """Find the client's session in the path. Raises Refusal if there is none."""

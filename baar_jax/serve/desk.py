@@ -3,12 +3,12 @@
 import dataclasses
 import fnmatch
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.llms.calls import State
-from baar_jax.llms.wire import WireForm
+from baar_jax.llms.wire import FAILED, PRESUMED, WireForm
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.request import (
@@ -31,6 +31,10 @@ NAME = "baar"
 # send a session's title before its first call.
 TOOL_AGENTS = ("claude-cli/", "opencode/")
 
+# The router's texts are unlike its training texts if most decisions are less usual than
+# this share of those of training.
+UNLIKE = 0.01
+
 
 class SelectedPolicy(NamedTuple):
   """The policy that a client's model name selects.
@@ -52,14 +56,21 @@ class Desk:
   """
 
   def __init__(
-    self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]
+    self,
+    config: Config,
+    sessions: Sessions,
+    policies: Mapping[str, Policy],
+    label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the model names.
 
     Args:
       policies: the policies that clients can select, by rule.
+      label_policy: writes a policy's label for readers.
     """
     self._config = config.serve
+    self._names = config.models.names
+    self._label_policy = label_policy
     self._sessions = sessions
     self._policies = policies
     policy_of_name = {}
@@ -263,3 +274,72 @@ class Desk:
       return spec
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap)
+
+  def describe(self, purse: Purse) -> dict:
+    """Return a session's caps, dollars, conversations and failures as JSON."""
+    left = purse.remaining_caps
+    conversations = []
+    for conversation in self._sessions.list_conversations("purse = ?", purse.id):
+      conversations.append(self._describe_conversation(conversation))
+    failures = []
+    select = (
+      "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
+      "WHERE purse = ? AND kind IN (?, ?)"
+    )
+    for row in self._sessions.read(select, purse.id, PRESUMED, FAILED):
+      at_s, model, outcome, usd = row
+      failures.append(
+        dict(at_s=at_s, model=self._names[model], outcome=outcome, cost_usd=usd)
+      )
+    return dict(
+      id=purse.name,
+      client=purse.client,
+      usd_limit=purse.cap.usd,
+      call_limit=purse.cap.calls,
+      spent_usd=purse.dollars.settled_usd,
+      large_calls=purse.large_calls,
+      left_usd=left.usd,
+      left_large_calls=left.calls,
+      in_flight=len(purse.open),
+      changed_s=purse.changed_s,
+      conversations=conversations,
+      failures=failures,
+    )
+
+  def _describe_conversation(self, conversation: Conversation) -> dict:
+    """Return a conversation's state and steps as JSON.
+
+    The label of its policy is the rule's name if this server does not serve the rule.
+    """
+    names = self._names
+    steps = []
+    switch_usd = 0.0
+    unlike = 0
+    for record in conversation.records:
+      step = record.step
+      fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      steps.append(fields | vars(step.calls[-1].usage))
+      switch_usd += record.switch_usd
+      unlike += record.known is not None and record.known < UNLIKE
+    caches = {}
+    for model, cache in conversation.caches.items():
+      caches[names[model]] = vars(cache)
+    state = conversation.state
+    label = state.rule
+    if state.rule in self._policies:
+      label = self._label_policy(self.find_spec(state, conversation.purse.cap))
+    return dict(
+      id=conversation.id,
+      name=conversation.name,
+      policy=state.policy,
+      label=label,
+      task_id=state.task_id,
+      text=state.description,
+      began_s=state.began_s,
+      is_unlike=2 * unlike > len(steps),
+      score=conversation.score,
+      switch_usd=switch_usd,
+      caches=caches,
+      count=len(steps),
+      steps=steps,
+    )

@@ -25,6 +25,8 @@ from baar_jax.train.listing import served_specs
 
 # Only this stage needs the libraries of a server, so its functions import them.
 if TYPE_CHECKING:
+  from starlette.types import ASGIApp
+
   from baar_jax.serve.app import App
 
 # The type of a result.
@@ -34,11 +36,52 @@ Result = TypeVar("Result")
 GRACE_S = 1
 
 
+class Opening:
+  """Open a run's application while the server already answers.
+
+  Until the application is ready, each request is answered with HTTP 503.
+
+  Attributes:
+    error: the error that keeps the application from being ready; None without one.
+  """
+
+  def __init__(self, run: Run, starting: "ASGIApp"):
+    """Open nothing yet.
+
+    Args:
+      starting: the answer until the application is ready.
+    """
+    self.error: Exception | None = None
+    self._run = run
+    self._app = starting
+
+  async def answer(self, *message: object) -> None:
+    """Answer a request by the application, or say that the server is starting."""
+    await self._app(*message)
+
+  async def open(self, ready: str, stop: Callable[[], None]) -> None:
+    """Open the application, and keep it open until this task is cancelled.
+
+    Args:
+      ready: the line to print when it is ready.
+      stop: called if it cannot be opened.
+    """
+    run = self._run
+    try:
+      policies = await wait_for_thread(functools.partial(open_policies, run))
+      app = build(run, policies)
+    except Exception as error:
+      self.error = error
+      stop()
+      return
+    async with app.router.lifespan_context(app):
+      self._app = app
+      run.print(ready)
+      await asyncio.Event().wait()
+
+
 def main(run: Run) -> None:
   """Serve a run's endpoint until Ctrl-C.
-
-  The server listens before it opens the router. Until it is ready, it answers each
-  request with HTTP 503.
 
   Raises:
     ValueError: a router, a price or a key is missing, or the server cannot listen at
@@ -49,65 +92,46 @@ def main(run: Run) -> None:
   from starlette.responses import JSONResponse
 
   serve_config = run.config.serve
+  host = serve_config.host
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  try:
+    listener = socket.create_server((host, serve_config.port), family=family)
+  except OSError as error:
+    raise ValueError(
+      f"Cannot listen on {host}:{serve_config.port} ({error.strerror}). "
+      "Set another --config.serve.port or --config.serve.host."
+    ) from None
   starting = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
-  # The application once it is ready, and the error that keeps it from being ready.
-  opened = []
-  errors = []
-
-  async def open_app(server: uvicorn.Server) -> None:
-    """Open the application, and keep it open until the server ends."""
-    try:
-      app = build(run, await wait_for_thread(functools.partial(open_policies, run)))
-    except Exception as error:
-      errors.append(error)
-      server.should_exit = True
-      return
-    async with app.router.lifespan_context(app):
-      opened.append(app)
-      run.print(
-        f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
-      )
-      await asyncio.Event().wait()
+  opening = Opening(run, starting)
 
   @contextlib.asynccontextmanager
   async def live(gate: Starlette) -> AsyncIterator[None]:
-    """Open the application while the server already answers."""
-    task = asyncio.ensure_future(open_app(server))
+    """Open the application beside the server."""
+    ready = (
+      f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
+    )
+    stop = functools.partial(setattr, server, "should_exit", True)
+    task = asyncio.ensure_future(opening.open(ready, stop))
     yield
     task.cancel()
 
-  async def answer(*message: object) -> None:
-    """Answer a request by the application, or say that the server is starting."""
-    app = opened[0] if opened else starting
-    await app(*message)
-
-  gate = Starlette(lifespan=live)
-  gate.mount("/", answer)
-  family = socket.AF_INET6 if ":" in serve_config.host else socket.AF_INET
-  try:
-    listener = socket.create_server(
-      (serve_config.host, serve_config.port), family=family
-    )
-  except OSError as error:
-    raise ValueError(
-      f"Cannot listen on {serve_config.host}:{serve_config.port} ({error.strerror}). "
-      "Set another --config.serve.port or --config.serve.host."
-    ) from None
   with listener:
-    address = f"http://{serve_config.host}:{listener.getsockname()[1]}"
+    address = f"http://{host}:{listener.getsockname()[1]}"
     run.print(f"Starting at {address}: opening and compiling the policies.")
     if serve_config.estimate:
       run.print(
         f"--config.serve.estimate={serve_config.estimate:g}: a session may pass its "
         "cap, by at most the worst cases of its calls in flight."
       )
+    gate = Starlette(lifespan=live)
+    gate.mount("/", opening.answer)
     config = uvicorn.Config(
       gate, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
-  for error in errors:
-    raise error
+  if opening.error:
+    raise opening.error
 
 
 async def wait_for_thread(work: Callable[[], Result]) -> Result:
