@@ -19,20 +19,23 @@ from test_served import USAGE, atif, chat, load
 from baar_jax import Router
 from baar_jax.episode import Step
 from baar_jax.llms.chat_completions import FORM
-from baar_jax.llms.client import FORMS, ask
+from baar_jax.llms.client import FORMS, Outcome, ask
 from baar_jax.llms.responses import Items
 from baar_jax.llms.usage import read_usage
+from baar_jax.llms.wire import FAILED
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.app import App, RouteHandler
+from baar_jax.serve.exchange import Delivery
 from baar_jax.serve.request import (
   ClientKey,
   SessionScore,
   read_body,
   read_history,
 )
-from baar_jax.serve.routed import ClientCall, RoutedCall
+from baar_jax.serve.routed import RoutedCall
+from baar_jax.serve.upstream import ClientCall
 from baar_jax.stages import import_traces, serve
 
 # No model answers at this address.
@@ -122,6 +125,29 @@ def score_before_the_retry(app: App) -> None:
   routed.call.conversation.score = 1.0
   with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
     asyncio.run(ask(routed, 1))
+
+
+def spend_all_before_the_retry(app: App) -> None:
+  routed = decide(app)
+
+  async def fail(*_: object) -> Outcome:
+    app.exchange.sessions.change_caps(routed.call.purse, Cap(None, 0.0))
+    return Outcome(FAILED, "fails")
+
+  routed.upstream.attempt = fail
+  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+    asyncio.run(ask(routed, 1))
+
+
+def hang(app: App) -> None:
+  app.exchange.decide = lambda call: asyncio.sleep(1)
+
+  async def wait() -> None:
+    delivery = Delivery()
+    await app.exchange._make(delivery, receive(app), False)
+    await delivery.wait()
+
+  asyncio.run(wait())
 
 
 def raise_answer(app: App, handle: RouteHandler, request: Request) -> None:
@@ -274,10 +300,25 @@ CASES = [
     use_app(score_without_a_call),
   ),
   (
-    "This session has cost $0.000000; a call may cost $.... That exceeds the "
-    "session's cap, the key's cap of the day, or the rest of --config.max_usd for all "
-    "sessions. End the task without a further call.",
+    "Session s has cost $0.000000 of $0; the next call needs $.... The session's cap, "
+    "the key's cap of the day or --config.max_usd forbids it. End the task without a "
+    "further call.",
     use_app(decide, max_usd=0.0),
+  ),
+  (
+    "The model small fails. Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    use_app(spend_all_before_the_retry, max_usd=1.0),
+  ),
+  (
+    "The model hangs: no answer within --config.serve.call_timeout_s=0.01. Send the "
+    "call again.",
+    use_app(hang, call_timeout_s=0.01),
+  ),
+  (
+    "Cannot read the tokenizer no.json (No such file...). Correct "
+    "--config.models.tokenizer_families.",
+    use_app(decide, models={"tokenizer_families": ("no.json", "")}),
   ),
   (
     "The calls of session s in flight reserve its whole cap. Send the call again.",
