@@ -19,7 +19,9 @@ from pathlib import Path
 # Python's usual exception for Ctrl-C could be lost in a callback of JAX, so this
 # handler ends the program itself. A process that was started to ignore Ctrl-C gets no
 # handler.
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+if (
+  __name__ == "__main__" or os.path.basename(sys.argv[0]) == "baar"
+) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
   def stop(*_: object) -> None:
     """End the program at once after Ctrl-C.
@@ -165,8 +167,11 @@ def load_config(name: str) -> Config:
     flags.Error: the file is missing, raises an error, or returns no configuration.
   """
   path, *setting = name.split(":", 1)
+  shipped_path = Path(quickstart.__file__).parent / Path(path).name
+  if not os.path.isfile(path) and shipped_path.is_file():
+    path = str(shipped_path)
   if not os.path.isfile(path):
-    files = Path(quickstart.__file__).parent.glob("*.py")
+    files = shipped_path.parent.glob("*.py")
     shipped = ",".join(sorted(file.stem for file in files))
     remedy = f"take one of configs/{{{shipped}}}.py, or a file with get_config()"
     raise flags.Error(f"--config={name}: no such file; {remedy}")
@@ -331,5 +336,10 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
-if __name__ == "__main__":
+def command() -> None:
+  """Run the command line; this is the command `baar` of the installed package."""
   app.run(main, flags_parser=parse)
+
+
+if __name__ == "__main__":
+  command()

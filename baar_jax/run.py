@@ -86,7 +86,9 @@ class Run:
         f"another process is using {self.dir}: "
         "wait for its end or choose another --config.name"
       ) from None
-    self.pair = open_pair(config, path)
+    # Clients play the episodes of a served run, so only --stage=serve calls its models.
+    is_served = config.env.kind == SERVED
+    self.pair = None if is_served else open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
@@ -382,7 +384,8 @@ class Run:
     """Close the environments, the models and the store, and free the lock."""
     while self._envs:
       self._envs.pop().close()
-    self.pair.close()
+    if self.pair:
+      self.pair.close()
     self.store.close()
     self._lock.close()
 
@@ -478,8 +481,10 @@ def check_models(config: Config) -> None:
   for group_name, group in groups.items():
     try:
       prices = prices_of(group.names, group.prices)
+      is_called = config.env.kind != SERVED
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
-        endpoint.key()
+        if is_called:
+          endpoint.key()
         # Reading the port checks it: urllib raises ValueError if it is above 65535.
         _ = urlsplit(endpoint.base_url).port
     except ValueError as error:
