@@ -1,6 +1,6 @@
 """Measure the seconds that the endpoint adds to calls, compared with direct calls.
 
-PYTHONPATH=. python tests/load.py runs/quickstart [sessions=64] [steps=6] [reply_s=3.0]
+PYTHONPATH=. python tests/load.py runs/quickstart [sessions=64] [steps=6] [reply_s=3.0] [hostile=0]
 """
 
 import asyncio
@@ -47,19 +47,34 @@ async def play(
     ]
 
 
-async def measure(url: str, model: str, name: str, sessions: int, steps: int):
+async def hang(http, url: str) -> None:
+  """Ask for a long stream, and do not read it."""
+  body = {"model": "baar", "messages": [{"role": "user", "content": "Talk."}]}
+  body |= {"user": "hostile", "stream": True}
+  async with http.stream("POST", f"{url}/chat/completions", json=body):
+    await asyncio.sleep(600)
+
+
+async def measure(
+  url: str, model: str, name: str, sessions: int, steps: int, hostile=0
+):
   """Return the seconds of all calls, seconds_NxS, and the calls per second."""
   seconds = [[] for _ in range(sessions)]
   async with httpx2.AsyncClient(
     timeout=600, limits=httpx2.Limits(max_connections=None)
   ) as http:
+    hanging = [asyncio.ensure_future(hang(http, url)) for _ in range(hostile)]
+    await asyncio.sleep(START_S)
     start_s = time.perf_counter()
     playing = (
       play(http, url, model, f"{name} {i}", steps, seconds_S)
       for i, seconds_S in enumerate(seconds)
     )
     await asyncio.gather(*playing)
-    return np.array(seconds), sessions * steps / (time.perf_counter() - start_s)
+    rate = sessions * steps / (time.perf_counter() - start_s)
+    for task in hanging:
+      task.cancel()
+    return np.array(seconds), rate
 
 
 def serve_forever(config: Config) -> None:
@@ -67,9 +82,11 @@ def serve_forever(config: Config) -> None:
   serve.main(Run(config))
 
 
-def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
+def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> None:
   def answer(request: dict) -> str:
     """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
+    if request["user"] == "hostile":
+      return "word " * 20_000
     time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
     return schedules.WORDS
 
@@ -100,6 +117,13 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
           added_ms_p99=np.quantile(added_ms, 0.99),
           slowest_session_over_median=took_s.max() / np.median(took_s),
         )
+        if int(hostile):
+          routed = measure(
+            f"{server.url}/v1", "baar", f"h{number}", *size, int(hostile)
+          )
+          beside_NxS, _ = asyncio.run(routed)
+          row["s_p99"] = np.quantile(routed_NxS, 0.99)
+          row["s_p99_beside_hostile"] = np.quantile(beside_NxS, 0.99)
         print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
 
 

@@ -62,6 +62,8 @@ COSTLIEST_TIER = 2.5
 PINNED = ("default", "flex", "standard", "standard_only")
 # Headers of a provider's error that go on to the client.
 RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+# Most lines of a stream that are read at once.
+LINES_AT_ONCE = 16
 # A cost above its bound by no more than this share is a rounding error of floats.
 ROUNDING = 1e-9
 
@@ -223,7 +225,9 @@ class Stream:
       # Lines of a stream end at \n only: the texts in it may contain other line ends,
       # such as U+2028.
       *lines, rest = (rest + block).split(b"\n")
-      for line in lines:
+      for number, line in enumerate(lines):
+        if number % LINES_AT_ONCE == 0:
+          await asyncio.sleep(0)  # Other calls must not wait for a long block.
         event.append(line + b"\n")
         if not line.strip():
           data = [line[5:].strip() for line in event if line.startswith(b"data:")]

@@ -44,6 +44,8 @@ from baar_jax.train.jobs import ScoredSession, add_sessions
 
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
+# Most events of a stream that wait for a client that reads it.
+MOST_AHEAD = 256
 # Seconds that the command `serve.outcome` may take.
 OUTCOME_S = 600.0
 # Seconds between two looks for conversations that are over.
@@ -59,6 +61,8 @@ class Delivery:
     begun: the whole answer with its headers, or {} for a stream; or the error.
     blocks: the events of a stream so far.
     is_done: whether the answer is complete.
+    readers: the number of clients that read the stream now.
+    sent: the number of events that the fastest client has got.
     is_dropped: whether a client left before the answer was complete.
   """
 
@@ -67,6 +71,8 @@ class Delivery:
     self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
     self.blocks: list[bytes] = []
     self.is_done = False
+    self.readers = 0
+    self.sent = 0
     self.is_dropped = False
     self._changed = asyncio.Event()
 
@@ -84,10 +90,18 @@ class Delivery:
     """Note that a client left before the answer, unless the watch was cancelled."""
     self.is_dropped |= not leaving.cancelled()
 
-  def add(self, block: bytes) -> None:
-    """Add an event of the stream."""
+  async def add(self, block: bytes, until_s: float) -> None:
+    """Add an event of the stream, and wait for a client that reads too slowly.
+
+    Args:
+      until_s: when the wait ends, in seconds of the event loop's clock.
+    """
     self.blocks.append(block)
     self._wake()
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout_at(until_s):
+        while self.readers and len(self.blocks) - self.sent > MOST_AHEAD:
+          await self._changed.wait()
 
   def finish(self) -> None:
     """Mark the answer as complete."""
@@ -102,6 +116,7 @@ class Delivery:
   async def follow(self) -> AsyncIterator[bytes]:
     """Yield all events of the stream, from the first one on."""
     sent = 0
+    self.readers += 1
     try:
       while sent < len(self.blocks) or not self.is_done:
         if sent == len(self.blocks):
@@ -109,7 +124,12 @@ class Delivery:
           continue
         sent += 1
         yield self.blocks[sent - 1]
+        self.sent = max(self.sent, sent)
+        if len(self.blocks) - sent == MOST_AHEAD:
+          self._wake()
     finally:
+      self.readers -= 1
+      self._wake()
       self.is_dropped |= sent < len(self.blocks) or not self.is_done
 
 
@@ -241,7 +261,7 @@ class Exchange:
         answer.until_s = until_s
         delivery.begun.set_result(({}, routed.headers))
         async for block in routed.relay(answer):
-          delivery.add(block)
+          await delivery.add(block, until_s)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:

@@ -1,5 +1,6 @@
 """Read a client's request: its names, caps and model name, and its messages."""
 
+import asyncio
 import dataclasses
 import hashlib
 import json
@@ -56,6 +57,8 @@ PART_FIELDS = {
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
+# Seconds within which a request's body must arrive.
+BODY_S = 60.0
 # Headers of a client that go on to the upstream model.
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
 # Where clients name their session. The first place that a request has counts: a header,
@@ -314,14 +317,19 @@ async def read_body(request: Request, limit_mb: float) -> dict:
     # other types need no such question, so only JSON is accepted.
     raise Refusal(415, "Send the body as JSON, with content-type: application/json.")
   body = bytearray()
-  async for chunk in request.stream():
-    body += chunk
-    if len(body) > limit_mb * 2**20:
-      raise Refusal(
-        413,
-        f"The body exceeds --config.serve.max_body_mb={limit_mb:g}. "
-        "Send a smaller body, or raise this limit.",
-      )
+  try:
+    async with asyncio.timeout(BODY_S):
+      async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit_mb * 2**20:
+          raise Refusal(
+            413,
+            f"The body exceeds --config.serve.max_body_mb={limit_mb:g}. "
+            "Send a smaller body, or raise this limit.",
+          )
+  except TimeoutError:
+    problem = f"The body took longer than {BODY_S:g} seconds"
+    raise Refusal(408, f"{problem}. Send the call again.") from None
   fields = read_json(body)
   if fields is None:
     raise Refusal(400, "The body cannot be read. Send a JSON object.")

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import resource
 import socket
 import threading
 import tomllib
@@ -26,6 +27,7 @@ from baar_jax.train.listing import served_specs
 # Only this stage needs the libraries of a server, so its functions import them.
 if TYPE_CHECKING:
   from starlette.types import ASGIApp
+  from uvicorn.protocols.http.h11_impl import H11Protocol
 
   from baar_jax.serve.app import App
 
@@ -34,6 +36,10 @@ Result = TypeVar("Result")
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
 GRACE_S = 1
+# Seconds within which the headers of a request must arrive.
+HEADERS_S = 10.0
+# Most open connections of clients; further ones get HTTP 503.
+MOST_CONNECTIONS = 2000
 
 
 class Opening:
@@ -125,13 +131,51 @@ def main(run: Run) -> None:
       )
     gate = Starlette(lifespan=live)
     gate.mount("/", opening.answer)
+    # A call in flight needs two open files, its client's and its model's connection.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     config = uvicorn.Config(
-      gate, log_level="warning", timeout_graceful_shutdown=GRACE_S, ws="none"
+      gate,
+      http=make_protocol(),
+      log_level="warning",
+      limit_concurrency=MOST_CONNECTIONS,
+      timeout_graceful_shutdown=GRACE_S,
+      ws="none",
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
   if opening.error:
     raise opening.error
+
+
+def make_protocol() -> "type[H11Protocol]":
+  """Make the class of connections, which close if a request's headers are late."""
+  from uvicorn.protocols.http.h11_impl import H11Protocol
+
+  class Connection(H11Protocol):
+    """A client's connection with a time limit for the headers of each request."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+      """Start the time limit of the first request."""
+      super().connection_made(transport)
+      self.timer = self.loop.call_later(HEADERS_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+      """Read data; the time limit ends with the headers, and starts with the next."""
+      super().data_received(data)
+      if self.cycle and not self.cycle.response_complete:
+        self.timer.cancel()
+      elif self.timer.cancelled():
+        self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+      """End the time limit."""
+      self.timer.cancel()
+      super().connection_lost(error)
+
+  return Connection
 
 
 async def wait_for_thread(work: Callable[[], Result]) -> Result:
