@@ -143,8 +143,8 @@ def hang(app: App) -> None:
   app.exchange.decide = lambda call: asyncio.sleep(1)
 
   async def wait() -> None:
-    delivery = Delivery()
-    await app.exchange._make(delivery, receive(app), False)
+    delivery = Delivery(receive(app))
+    await app.exchange._make(delivery, False)
     await delivery.wait()
 
   asyncio.run(wait())

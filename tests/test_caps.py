@@ -228,3 +228,12 @@ def test_an_estimate_reserves_less_and_may_pass_a_cap(tmp_path, upstream):
     answer = client.post("/v1/decision", body, {"x-session-id": "s"}).json()
     # 1.5 x (1,000 x $1 + 200 x $2) / 1e6 = $0.0021, and a little for the template.
     assert 0.0001 < answer["left_usd"] < 0.0023 - 0.0021
+
+
+def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream):
+  asked = {"model": "baar", "messages": [{"role": "user", "content": "Go."}]}
+  with Client(tmp_path, upstream, max_usd=1e-6) as client:
+    replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
+    sessions = client.http.get("/v1/sessions").json()["data"]
+  assert [reply.status_code for reply in replies] == [402, 404, 404]
+  assert len(sessions) == 1

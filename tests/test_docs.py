@@ -114,7 +114,7 @@ def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
   text = (
     "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
     " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
-    " `serve.estimate` `serve.port=1` `env.options.any` `choice.model` `value.return_share`"
+    " `serve.guess` `serve.port=1` `env.options.any` `choice.model` `value.return_share`"
   )
   files = [
     "configs/none.py",
@@ -124,7 +124,7 @@ def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
     "docs/no",
   ]
   assert list_lost_paths(text) == files
-  assert list_lost_settings(text) == ["serve.estimate"]
+  assert list_lost_settings(text) == ["serve.guess"]
 
 
 def test_prose_counts_words_sentences_and_numbers():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import random
 import shlex
@@ -58,6 +59,7 @@ class Delivery:
   It is made to its end even if all clients leave, so that its cost is known.
 
   Attributes:
+    call: the client's call.
     begun: the whole answer with its headers, or {} for a stream; or the error.
     blocks: the events of a stream so far.
     is_done: whether the answer is complete.
@@ -66,8 +68,9 @@ class Delivery:
     is_dropped: whether a client left before the answer was complete.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, call: ClientCall) -> None:
     """Start without an answer. An event loop must be running."""
+    self.call = call
     self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
     self.blocks: list[bytes] = []
     self.is_done = False
@@ -219,14 +222,18 @@ class Exchange:
       if is_retry or delivery.is_dropped:
         delivery.is_dropped = False
         return delivery
-    call = receive()
-    delivery = Delivery()
+    if delivery and not delivery.is_repeatable and fields.purse is None:
+      # The client repeats a call after an error; its session has no other name.
+      call = dataclasses.replace(delivery.call, start_s=time.monotonic())
+    else:
+      call = receive()
+    delivery = Delivery(call)
     self._deliveries[place] = delivery
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if self._deliveries[old_place].is_done:
         del self._deliveries[old_place]
     is_final = headers.get("x-baar-session-final") == "true"
-    self.start(self._make(delivery, call, is_final))
+    self.start(self._make(delivery, is_final))
     return delivery
 
   def start(self, work: Coroutine) -> None:
@@ -235,8 +242,9 @@ class Exchange:
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
 
-  async def _make(self, delivery: Delivery, call: ClientCall, is_final: bool) -> None:
+  async def _make(self, delivery: Delivery, is_final: bool) -> None:
     """Make an answer to its end: decide, call the model, and book the cost."""
+    call = delivery.call
     routed = None
     limit_s = self.config.serve.call_timeout_s
     until_s = asyncio.get_running_loop().time() + limit_s
