@@ -78,6 +78,14 @@ def read(body: str, kind: str = "application/json") -> None:
   asyncio.run(read_body(make_request(body=body, content_type=kind), 0.5))
 
 
+def read_late(tmp: Path) -> None:
+  """Read a body that takes too long."""
+  request = make_request(content_type="application/json")
+  request._receive = lambda: asyncio.sleep(1)
+  with mock.patch("baar_jax.serve.request.BODY_S", 0.01):
+    asyncio.run(read_body(request, 0.5))
+
+
 def read_messages(value: object, path: str, tmp: Path) -> None:
   """Read the messages of a call."""
   form = FORMS[path]
@@ -310,6 +318,7 @@ CASES = [
     "--config.models of this server.",
     use_app(spend_all_before_the_retry, max_usd=1.0),
   ),
+  ("The body took longer than 0.01 seconds. Send the call again.", read_late),
   (
     "The model hangs: no answer within --config.serve.call_timeout_s=0.01. Send the "
     "call again.",

@@ -93,12 +93,13 @@ class ChatCompletions(WireForm):
   def write_answer(self, text: str, model: str) -> dict:
     """Write a chat completion whose reply is a text and which cost nothing."""
     message = dict(role="assistant", content=text)
+    reason = "stop" if text else "length"
     return dict(
       id="baar",
       object="chat.completion",
       created=int(time.time()),
       model=model,
-      choices=[dict(index=0, message=message, finish_reason="length")],
+      choices=[dict(index=0, message=message, finish_reason=reason)],
       usage=dict(cost=0.0, prompt_tokens=0, completion_tokens=0, total_tokens=0),
     )
 

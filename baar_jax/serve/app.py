@@ -197,6 +197,8 @@ class App(Starlette):
     except Refusal as refusal:
       is_partial = headers.get("x-baar-on-exhausted") == "partial"
       is_finished = self.exchange.config.serve.exhausted == "finish"
+      # Some agents go on after a text, and stop at this status.
+      is_finished &= refusal.status != form.last_status
       if refusal.code != EXHAUSTED or not (is_partial or is_finished):
         raise
       fields = form.write_answer("" if is_partial else str(refusal), NAME)

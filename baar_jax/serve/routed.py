@@ -132,10 +132,10 @@ class Budgets:
     spent = f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}"
     needed = f"the next call needs ${needed_usd:.6f}"
     limit = "The session's cap, the key's cap of the day or --config.max_usd forbids it"
-    purse.refusals += 1
+    purse.refusals += call.conversation is not None
     status = 429 if self.config.exhausted == "429" else 402
     raise Refusal(
-      status if purse.refusals == 1 else call.form.last_status,
+      status if purse.refusals < 2 else call.form.last_status,
       f"{spent}; {needed}. {limit}. End the task without a further call.",
       "insufficient_quota",
       EXHAUSTED,

@@ -50,7 +50,8 @@ class Purse:
     open: the conversation of each attempt in flight, by the attempt's number; None for
       a side call.
     reported: the numbers of the attempts whose usage the client will report.
-    refusals: the number of calls in a row that did not fit the budgets.
+    refusals: the number of calls in a row that did not fit the budgets; side calls do
+      not count.
     changed: an event that is set when an attempt has ended.
   """
 
