@@ -320,8 +320,7 @@ CASES = [
   ),
   ("The body took longer than 0.01 seconds. Send the call again.", read_late),
   (
-    "The model hangs: no answer within --config.serve.call_timeout_s=0.01. Send the "
-    "call again.",
+    "No answer within --config.serve.call_timeout_s=0.01. The model hangs. Call again.",
     use_app(hang, call_timeout_s=0.01),
   ),
   (

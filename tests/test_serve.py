@@ -687,12 +687,13 @@ def test_a_command_scores_a_task_at_its_end(
   script = tmp_path / "score.sh"
   script.write_text(f"{command}\n")
   command = f"sh {script}"
+  over = "SELECT count(*) FROM conversations WHERE id = ? AND changed_s <= 0"
   with Client(tmp_path, upstream, outcome=command, idle_s=1.0) as client:
     for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
       client.chat(name, headers)
-      asked = client.http.app.exchange._asked
       ((number, _),) = client.conversations(name)
-      wait_until(lambda number=number, asked=asked: number in asked)
+      read = client.http.app.exchange.sessions.read
+      wait_until(lambda number=number, read=read: read(over, number) == [(1,)])
       wait_until(lambda name=name: client.session(name)["score"] == score)
       client.chat(name)
       assert [steps for _, steps in client.conversations(name)] == [1, 1]

@@ -25,7 +25,7 @@ from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.llms.wire import WireForm
-from baar_jax.rollout.specs import Cap
+from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
@@ -54,20 +54,24 @@ TEMPLATE_DIRS = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 class App(Starlette):
   """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
 
-  def __init__(self, exchange: Exchange, keys: Sequence[ClientKey]):
+  def __init__(
+    self,
+    exchange: Exchange,
+    keys: Sequence[ClientKey],
+    label_policy: Callable[[PolicySpec], str],
+  ):
     """Set up the routes of an exchange.
 
     Args:
       keys: the keys that clients may send; without any, clients need no key.
+      label_policy: writes a policy's label for readers.
     """
     self.exchange = exchange
     self._keys = keys
     policies = {}
     for rule, decider in exchange.deciders.items():
       policies[rule] = decider.policy
-    self.desk = Desk(
-      exchange.config, exchange.sessions, policies, exchange.label_policy
-    )
+    self.desk = Desk(exchange.config, exchange.sessions, policies, label_policy)
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )

@@ -20,7 +20,7 @@ from baar_jax.llms.usage import Meter
 from baar_jax.llms.wire import PRESUMED, WireForm
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
-from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
+from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.request import (
   CallFields,
@@ -29,17 +29,8 @@ from baar_jax.serve.request import (
   bound_tokens,
   hash_text,
 )
-from baar_jax.serve.routed import (
-  Budgets,
-  ClientCall,
-  RoutedCall,
-  Upstream,
-)
-from baar_jax.serve.sessions import (
-  Conversation,
-  Purse,
-  Sessions,
-)
+from baar_jax.serve.routed import Budgets, ClientCall, RoutedCall, Upstream
+from baar_jax.serve.sessions import Conversation, Purse, Sessions
 from baar_jax.store import Store
 from baar_jax.train.jobs import ScoredSession, add_sessions
 
@@ -59,7 +50,7 @@ class Delivery:
   It is made to its end even if all clients leave, so that its cost is known.
 
   Attributes:
-    call: the client's call.
+    call: the client's call; None after an answer without an error.
     begun: the whole answer with its headers, or {} for a stream; or the error.
     blocks: the events of a stream so far.
     is_done: whether the answer is complete.
@@ -70,7 +61,7 @@ class Delivery:
 
   def __init__(self, call: ClientCall) -> None:
     """Start without an answer. An event loop must be running."""
-    self.call = call
+    self.call: ClientCall | None = call
     self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
     self.blocks: list[bytes] = []
     self.is_done = False
@@ -153,13 +144,11 @@ class Exchange:
     store: Store,
     sessions: Sessions,
     policies: Mapping[str, Policy],
-    label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the policies, the upstream models and the stored sessions.
 
     Args:
       policies: the policies that clients can select, by rule.
-      label_policy: writes a policy's label for readers.
 
     Raises:
       ValueError: a model has no price or no key.
@@ -167,11 +156,10 @@ class Exchange:
     self.config = config
     self.sessions = sessions
     self._store = store
-    self.label_policy = label_policy
     self.names = config.models.names
-    indices = range(len(self.names))
-    self.upstreams = [Upstream(config.models, index) for index in indices]
-    billing = open_billing(config.models)
+    models = config.models
+    self.upstreams = [Upstream(models, index) for index, _ in enumerate(self.names)]
+    billing = open_billing(models)
     self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
     # Decisions whose calls the clients make themselves, until the client reports the
     # usage of the call. The key is the `decision_id`.
@@ -181,8 +169,6 @@ class Exchange:
     self.items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
-    # The conversations whose outcome was asked for.
-    self._asked: set[int] = set()
     self._start_s = time.time()
     self.deciders: dict[str, Decider] = {}
     for rule, policy in policies.items():
@@ -249,15 +235,9 @@ class Exchange:
     limit_s = self.config.serve.call_timeout_s
     until_s = asyncio.get_running_loop().time() + limit_s
     try:
-      try:
-        async with asyncio.timeout_at(until_s):
-          routed = await self.decide(call)
-          answer = await ask(routed, self.config.models.retries)
-      except TimeoutError:
-        problem = (
-          f"The model hangs: no answer within --config.serve.call_timeout_s={limit_s:g}"
-        )
-        raise Refusal(504, f"{problem}. Send the call again.", "timeout") from None
+      async with asyncio.timeout_at(until_s):
+        routed = await self.decide(call)
+        answer = await ask(routed, self.config.models.retries)
       if isinstance(answer, Whole):
         routed.answer = answer.fields
         routed.book_reply(answer.meter)
@@ -272,7 +252,11 @@ class Exchange:
           await delivery.add(block, until_s)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
-    except Exception as error:
+    except Exception as failure:
+      error = failure
+      if isinstance(error, TimeoutError):
+        problem = f"No answer within --config.serve.call_timeout_s={limit_s:g}"
+        error = Refusal(504, f"{problem}. The model hangs. Call again.", "timeout")
       if isinstance(error, Refusal):
         error.headers = call.headers | error.headers
       if not delivery.begun.done():
@@ -283,6 +267,8 @@ class Exchange:
     finally:
       if routed and routed.last_attempt:
         routed.book_reply()
+      if delivery.is_repeatable:
+        delivery.call = None
       delivery.finish()
     if is_final and call.conversation:
       await self._end(call.conversation)
@@ -488,15 +474,13 @@ class Exchange:
         time.time() - idle_s,
       )
       for conversation in over:
-        if conversation.id not in self._asked:
-          self.start(self._end(conversation))
+        self.start(self._end(conversation))
 
   async def _end(self, conversation: Conversation) -> None:
     """End a conversation, with the score that `serve.outcome` prints, if it is set.
 
     If the command fails, is late or prints no score, there is no score.
     """
-    self._asked.add(conversation.id)
     if conversation.changed_s < 0:
       return
     with contextlib.suppress(sqlite3.OperationalError):

@@ -284,7 +284,7 @@ def build(run: Run, policies: dict[str, Policy]) -> "App":
   usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
   label = functools.partial(label_policy, styles=FAMILIES)
-  return App(Exchange(config, run.store, sessions, policies, label), keys)
+  return App(Exchange(config, run.store, sessions, policies), keys, label)
 
 
 def read_keys(path: Path) -> list[ClientKey]:
