@@ -265,6 +265,7 @@ REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
 REASONING_FIELDS = (
   "encrypted_content",
   "extra_content",
+  "include",
   "provider_specific_fields",
   "reasoning",
   "reasoning_details",
