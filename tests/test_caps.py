@@ -1,6 +1,7 @@
 """Test the ends of caps, the limits of models and safe switches, with a stand-in."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from standin import StandIn
@@ -237,3 +238,37 @@ def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream)
     sessions = client.http.get("/v1/sessions").json()["data"]
   assert [reply.status_code for reply in replies] == [402, 404, 404]
   assert len(sessions) == 1
+
+
+def test_the_page_filters_sessions_and_shows_failures(tmp_path, upstream):
+  serve = dict(record_text=True, max_usd=0.001, models={"retries": 1})
+  with Client(tmp_path, upstream, **serve) as client:
+    for _ in range(3):
+      client.chat("alpha")
+    upstream.fault = lambda number, request: "500"
+    client.chat("beta")
+    alpha, beta = (client.http.get(f"/?name={name}").text for name in ("alpha", "beta"))
+    metrics = client.http.get("/metrics").text
+  assert "go out" in alpha and "% spent" in alpha and "<td>failed</td>" not in alpha
+  assert "alpha" not in beta and beta.count("<td>failed</td>") == 2
+  assert 'baar_decisions_total{model="small"} 4.0' in metrics
+  assert "baar_call_usd_count 3.0" in metrics
+
+
+def test_a_call_is_a_span_if_opentelemetry_is_installed(
+  tmp_path, upstream, monkeypatch
+):
+  spans = []
+
+  def start_span(name, attributes, start_time):
+    spans.append((name, attributes))
+    return SimpleNamespace(end=lambda: None)
+
+  tracer = SimpleNamespace(start_span=start_span)
+  trace = SimpleNamespace(get_tracer=lambda name: tracer)
+  monkeypatch.setattr("baar_jax.serve.routed.trace", trace)
+  with Client(tmp_path, upstream) as client:
+    client.chat("s")
+  ((name, attributes),) = spans
+  assert name == "chat small" and attributes["gen_ai.usage.input_tokens"] == 9
+  assert attributes["gen_ai.conversation.id"] == "s"
