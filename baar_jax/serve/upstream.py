@@ -12,7 +12,14 @@ from urllib.parse import quote
 from baar_jax.config import ModelsConfig, ServeConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.calls import Cache
-from baar_jax.llms.client import UNREADABLE, Client, Outcome, Stream, Whole
+from baar_jax.llms.client import (
+  ROUNDING,
+  UNREADABLE,
+  Client,
+  Outcome,
+  Stream,
+  Whole,
+)
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.llms.wire import (
   FAILED,
@@ -45,8 +52,8 @@ MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
 
 # The name of the tokenizer and the longest reply in tokens, by family of models. The
-# first pattern that matches a model's name counts; docs/models_and_money.md has a
-# source for each row. "" stands for a tokenizer that no other model is known to have.
+# first pattern that matches a model's name counts; docs/models_and_money.md lists them
+# in words. "" stands for a tokenizer that no other model is known to have.
 FAMILIES = {
   r"gpt-4\.1": ("o200k", 32_768),
   r"gpt-4o": ("o200k", 16_384),
@@ -262,7 +269,8 @@ class Prepared(NamedTuple):
     tokens = self.most_tokens
     most_usd = self.prompt_usd + tokens * self.token_usd
     if self.token_usd and most_usd > room_usd and self.estimate_usd == math.inf:
-      tokens = int((room_usd - self.prompt_usd) / self.token_usd)
+      share = 1 - ROUNDING
+      tokens = int(share * (room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
     usd = self.prompt_usd + tokens * self.token_usd
     return Offer(tokens, min(usd, self.estimate_usd))
