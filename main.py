@@ -13,6 +13,7 @@ import runpy
 import signal
 import sqlite3
 import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -43,7 +44,7 @@ from baar_jax.config import Config, require
 from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
-from baar_jax.run import Run
+from baar_jax.run import Run, flatten
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
 from baar_jax.train import families
 from configs import quickstart
@@ -142,6 +143,11 @@ def parse(
       raise flags.Error(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
+    settings = flatten(config.value)
+    for flag, count in Counter(word.partition("=")[0] for word in argv).items():
+      setting = settings.get(flag.removeprefix("--config."))
+      if count > 1 and isinstance(setting, tuple):
+        raise flags.Error(f"{flag} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
     # values are not printed.

@@ -174,6 +174,7 @@ class Run:
     if not self._envs:
       env = self.config.env
       args = env_arguments(self.config)
+      check_walls(self.config)
       count = self.live_episodes
       live = env.live_per_process
       if table.load(env.kind).needs_process:
@@ -467,6 +468,21 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
 def flatten(config: Config) -> dict[str, object]:
   """Return a configuration's values by the name of the field, such as "bopo.lam"."""
   return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]
+
+
+def check_walls(config: Config) -> None:
+  """Raise an error if API models would act and the kernel does not confine their code.
+
+  Raises:
+    ValueError: the machine lacks a feature that the environment's engine needs for it.
+  """
+  engine = table.load(config.env.kind).engine
+  problem = engine.warning() if engine else ""
+  if problem and config.models.kind == "chat" and not config.env.options.get("trusted"):
+    remedy = (
+      "Use another machine, or a container with --config.env.options.trusted=True"
+    )
+    raise ValueError(f"{problem}. {remedy}.")
 
 
 def check_models(config: Config) -> None:

@@ -165,6 +165,10 @@ CASES = [
     command("report"),
   ),
   (
+    "--config.bopo.lam is given twice: give all its values at once",
+    command("--config.bopo.lam=(0.1,)", "--config.bopo.lam=(0.3,)"),
+  ),
+  (
     "--config=none.py: no such file; take one of configs/{alfworld,appworld,quickstart,reproduce,sandbox,sciworld}.py, or a file with get_config()",
     command("--config=none.py"),
   ),

@@ -149,7 +149,7 @@ CASES = [
   ),
   (
     "--config.env.options: code_s is 0, but must be at least 1; the options of appworld "
-    "are data, train_split, dev_split, test_split, code_s",
+    "are data, train_split, dev_split, test_split, code_s, trusted",
     lambda tmp: table.make("appworld", {"code_s": 0}),
   ),
   # Engines

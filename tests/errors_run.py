@@ -11,7 +11,8 @@ import tiny
 from report_store import BOUNDARIES, FEW, config, figures, fill, specs
 
 from baar_jax import run as run_file
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import Config, EnvConfig, ModelsConfig
+from baar_jax.envs.appworld import shell
 from baar_jax.episode import Task
 from baar_jax.mesh import make_mesh
 from baar_jax.report import frontier
@@ -167,6 +168,12 @@ def check_prices(**models: object) -> None:
   check_models(config)
 
 
+def confine(tmp: Path) -> None:
+  config = Config(env=EnvConfig("appworld"), models=ModelsConfig("chat"))
+  with mock.patch.object(shell, "landlock_version", lambda: 0):
+    run_file.check_walls(config)
+
+
 def run_stage(tmp: Path, stage: Callable[[Run], None]) -> None:
   """Run a stage in a fresh run."""
   with open_run(tmp) as run:
@@ -189,6 +196,11 @@ def report_nothing(tmp: Path) -> None:
 
 
 CASES = [
+  (
+    "...Landlock (Linux 5.13) missing: agents' code is not confined by the kernel. Use "
+    "another machine, or a container with --config.env.options.trusted=True.",
+    confine,
+  ),
   (
     "--config.distributed.fsdp=1000 must divide the number of devices, .... "
     "Set a divisor, or 0 for all devices.",

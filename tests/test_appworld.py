@@ -113,6 +113,22 @@ REFUSED = {  # PARENT and WORKER are process ids
   "network": "__import__('socket').socket()",
   "database": "from appworld.apps.venmo.models import User\nprint(len(User.all()))",
 }
+# Code in a second interpreter, in which no audit hook of Python holds.
+HOOKLESS = "s = __import__('_xxsubinterpreters')\ns.run_string(s.create(), '''CODE''')"
+KERNEL = "import ctypes\nkernel = ctypes.CDLL(None)\n"
+CONFINED = {
+  "a UDP socket": "import socket\nsocket.socket(type=socket.SOCK_DGRAM)",
+  "a local socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+  "a process": f"{KERNEL}assert kernel.fork() != -1",
+  "a namespace": f"{KERNEL}assert kernel.unshare(0x10000000) == 0",
+  "a process by clone": f"{KERNEL}assert kernel.syscall(56, 17, 0, 0, 0, 0) != -1",
+  "clone3": "import ctypes\nkernel = ctypes.CDLL(None, use_errno=True)\n"
+  "kernel.syscall(435, 0, 0)\nassert ctypes.get_errno() != 38",  # ENOSYS
+  "a call of x32": f"{KERNEL}assert kernel.syscall(0x40000000 + 39) > 0",
+  "a signal": f"{KERNEL}assert kernel.kill(PARENT, 0) == 0",
+}
+for name, code in CONFINED.items():
+  REFUSED[name] = HOOKLESS.replace("CODE", code)
 FUTILE = {
   "evaluation": "import appworld\nPassed = type('Passed', (), {'success': True})\n"
   "appworld.AppWorld.evaluate = lambda self: Passed",

@@ -25,6 +25,7 @@ WRONG = {
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
   f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
+  "--config.models.names=('a','b') --config.models.names=('c','d')": "models.names is given twice",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
   f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
 }

@@ -591,6 +591,7 @@ BAD = [
   ({}, {"x-session-id": "a" * 257}, 400, "session's name"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
   ({}, {"host": "other.example"}, 403, "127.0.0.1"),
+  ({}, {"host": "evil@127.0.0.1"}, 403, "127.0.0.1"),
   ({}, {"content-type": "text/plain"}, 415, "application/json"),
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
   ('{"n": NaN}', {}, 400, "JSON object"),

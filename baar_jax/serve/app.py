@@ -6,6 +6,7 @@ import functools
 import hashlib
 import hmac
 import json
+import re
 import sqlite3
 import sys
 import time
@@ -48,6 +49,7 @@ RouteHandler = Callable[[Request, ClientKey], Awaitable[ASGIApp]]
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
 LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 TEMPLATE_DIRS = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 
 
@@ -163,7 +165,8 @@ class App(Starlette):
       Refusal: the client's key is wrong, or the server has no key and the client's URL
         has another host than those in LOCAL.
     """
-    if not self._keys and request.url.hostname not in LOCAL:
+    hosts = request.headers.getlist("host")
+    if not self._keys and not (len(hosts) == 1 and LOCAL_HOST.fullmatch(hosts[0])):
       # A web page of another site may point its host name at this machine, and so call
       # this server from the user's browser (DNS rebinding).
       names = " or ".join(LOCAL)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.appworld.expert import PlanStep, draw_mistake, make_plan
-from baar_jax.envs.appworld.shell import FAILED, Shell, warn_of_landlock
+from baar_jax.envs.appworld.shell import FAILED, Shell, warn_of_walls
 from baar_jax.envs.base import Env, KnowledgeErrors, Oracle, check_size, spread
 from baar_jax.envs.engines import Engine, hide_process
 from baar_jax.episode import SPLITS, Task
@@ -59,6 +59,7 @@ class Options:
     dev_split: the dataset of the validation tasks.
     test_split: the dataset of the held-out tests.
     code_s: seconds after which an agent's code is stopped.
+    trusted: whether API models may act although the kernel does not confine their code.
   """
 
   data: str = ""
@@ -66,6 +67,7 @@ class Options:
   dev_split: str = "dev"
   test_split: str = "test_normal"
   code_s: int = 60
+  trusted: bool = False
 
   def __post_init__(self) -> None:
     """Check the time limit.
@@ -88,11 +90,11 @@ class AppWorld(Env):
   Options = Options
   Errors = AppWorldErrors
   engine = Engine(
-    packages=("appworld==0.1.3.post1",),
+    packages=("appworld==0.1.3.post1", "pyseccomp==0.1.2"),
     data_variable="APPWORLD_ROOT",
     download="appworld download data --root $APPWORLD_ROOT",
     install_arguments=("-m", "appworld.cli", "install"),
-    warning=warn_of_landlock,
+    warning=warn_of_walls,
   )
   episodes_per_process = 1
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()

@@ -8,7 +8,10 @@ the code. The shell can send two things to the world's process, through a socket
 JSON: calls of APIs and the text that the code prints.
 """
 
+import contextlib
 import ctypes
+import ctypes.util
+import errno
 import json
 import os
 import signal
@@ -56,6 +59,72 @@ DENIED = (
 # Numbers of the Linux kernel: an option of prctl, and three system calls of Landlock.
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
 READ_FILE, READ_DIRECTORY = 4, 8  # flags of Landlock's rights
+GET_SECCOMP = 21  # an option of prctl
+NEW_THREAD = 0x10000  # the flag of clone that starts a thread and no process
+# System calls that the kernel refuses to a shell: sockets, new programs and processes,
+# the memory of others, signals to others, and calls of the machine's administration.
+REFUSED_CALLS = (
+  "socket",
+  "socketpair",
+  "connect",
+  "bind",
+  "listen",
+  "accept",
+  "accept4",
+  "fork",
+  "vfork",
+  "execve",
+  "execveat",
+  "ptrace",
+  "process_vm_readv",
+  "process_vm_writev",
+  "process_madvise",
+  "kcmp",
+  "pidfd_open",
+  "pidfd_getfd",
+  "pidfd_send_signal",
+  "rt_sigqueueinfo",
+  "rt_tgsigqueueinfo",
+  "tkill",
+  "unshare",
+  "setns",
+  "mount",
+  "umount2",
+  "move_mount",
+  "open_tree",
+  "fsopen",
+  "fsconfig",
+  "fsmount",
+  "pivot_root",
+  "chroot",
+  "io_uring_setup",
+  "io_uring_enter",
+  "io_uring_register",
+  "bpf",
+  "keyctl",
+  "add_key",
+  "request_key",
+  "perf_event_open",
+  "userfaultfd",
+  "init_module",
+  "finit_module",
+  "delete_module",
+  "kexec_load",
+  "kexec_file_load",
+  "reboot",
+  "swapon",
+  "swapoff",
+  "open_by_handle_at",
+  "name_to_handle_at",
+  "personality",
+  "prlimit64",
+  "setrlimit",
+  "shmget",
+  "shmat",
+  "semget",
+  "msgget",
+  "mq_open",
+)
 
 
 class Shell:
@@ -130,11 +199,18 @@ def landlock_version() -> int:
   return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
 
 
-def warn_of_landlock() -> str:
-  """Return a warning if this machine's kernel lacks Landlock, else ""."""
-  if landlock_version() > 0:
+def warn_of_walls() -> str:
+  """Return a warning if this machine lacks seccomp or Landlock, else ""."""
+  lacks = []
+  if sys.platform != "linux" or ctypes.CDLL(None).prctl(GET_SECCOMP) < 0:
+    lacks.append("seccomp in the kernel")
+  if not ctypes.util.find_library("seccomp"):
+    lacks.append("the library libseccomp.so.2")
+  if landlock_version() <= 0:
+    lacks.append("Landlock (Linux 5.13)")
+  if not lacks:
     return ""
-  return "Landlock (Linux 5.13) is missing: run untrusted models in a container only"
+  return f"{' and '.join(lacks)} missing: agents' code is not confined by the kernel"
 
 
 def _ask(stream: BinaryIO, message: dict) -> dict:
@@ -219,8 +295,14 @@ def _run_shell(world: Any, now: datetime) -> None:
 
 
 def _give_up_rights() -> None:
-  """Give up all rights of this process except reading Python's own files."""
+  """Give up all rights of this process except reading Python's own files.
+
+  Code may get around Python's audit hook. The kernel's filters hold for all code of the
+  process, and cannot be removed.
+  """
   directories = [path for path in READABLE if os.path.isdir(path)]
+  if ctypes.util.find_library("seccomp"):
+    _give_up_calls()
   if landlock_version() > 0:
     _give_up_files(directories)
   prefixes = tuple(f"{path}/" for path in directories)
@@ -241,6 +323,30 @@ def _give_up_rights() -> None:
       raise PermissionError(f"{event} is not allowed")
 
   sys.addaudithook(check)
+
+
+def _give_up_calls() -> None:
+  """Make the kernel refuse the system calls by which code could leave this process.
+
+  Calls of other architectures are refused, too. The flags of clone3 cannot be filtered,
+  so it seems to be missing, and Python's threads start by clone.
+  """
+  import pyseccomp
+
+  refuse = pyseccomp.ERRNO(errno.EPERM)
+  rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+  rules.set_attr(pyseccomp.Attr.ACT_BADARCH, refuse)
+  for name in REFUSED_CALLS:
+    # An older library does not know the newest calls.
+    with contextlib.suppress(ValueError, OSError):
+      rules.add_rule(refuse, name)
+  other = pyseccomp.Arg(0, pyseccomp.NE, os.getpid())
+  rules.add_rule(refuse, "kill", other)
+  rules.add_rule(refuse, "tgkill", other)
+  process = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, NEW_THREAD, 0)
+  rules.add_rule(refuse, "clone", process)
+  rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+  rules.load()
 
 
 def _give_up_files(directories: list[str]) -> None:
