@@ -68,6 +68,10 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
     (" ".join(KEY), WITHHELD),
     ("S.e.c-r_e,t", WITHHELD),
     (KEY.upper(), WITHHELD),
+    (KEY.encode().hex(), WITHHELD),
+    ("%53%65%63%72%65%74", WITHHELD),
+    ("&#83;&#101;&#99;&#114;&#101;&#116;", WITHHELD),
+    ("\\u0053\\u0065\\u0063\\x72\\x65\\x74", WITHHELD),
     *[
       (base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD)
       for i in range(3)

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import html
 import ipaddress
 import json
 import os
@@ -9,7 +10,7 @@ import random
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 # The kinds of outcomes of an attempt at a call, as they are stored.
 REPLY = "reply"  # a usable reply
@@ -29,6 +30,8 @@ LONGEST_BACKOFF_S = 30.0
 LONGEST_COMPLAINT = 200
 # A message that has this number of consecutive characters of a key is not shown.
 SHARED = 6
+# An escape of JSON or of Python.
+ESCAPE = re.compile(r"\\(?:u|x)([0-9a-fA-F]{4}|[0-9a-fA-F]{2})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,7 +397,8 @@ def clean(complaint: str, key: str) -> str:
 
   If the message contains a part of the key, the result is a fixed text without any of
   the message. The check also finds a part of the key with other punctuation, spaces or
-  case, and a part in base64.
+  case, a part in base64 or hexadecimal digits, and a part in escapes of URLs, HTML,
+  JSON or Python.
 
   Args:
     complaint: the provider's message.
@@ -404,11 +408,17 @@ def clean(complaint: str, key: str) -> str:
   # Control characters, and characters that change the direction of writing, could
   # falsify the terminal's display.
   line = "".join(filter(str.isprintable, line))
-  is_leak = _shares(line, key)
+  plain = ESCAPE.sub(
+    lambda escape: chr(int(escape[1], 16)), html.unescape(unquote(line))
+  )
+  secrets = [key, key.encode().hex()]
   for offset in range(3):
     coded = base64.b64encode(bytes(offset) + key.encode()).decode()
-    for secret in (key, coded[2 * offset :]):
-      is_leak |= _shares(_strip(line), _strip(secret))
+    secrets.append(coded[2 * offset :])
+  is_leak = _shares(line, key) or _shares(plain, key)
+  for secret in secrets:
+    for text in (line, plain):
+      is_leak |= _shares(_strip(text), _strip(secret))
   if is_leak and key != NO_KEY:
     return "its message repeats a part of the key"
   return line
