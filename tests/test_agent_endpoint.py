@@ -128,10 +128,14 @@ def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
   calling = threading.Thread(target=lambda: [ask() for _ in iter(done.is_set, True)])
   with open_phone() as (page, errors, requests):
     page.goto(home)
-    rows = page.locator(f"[id='{ask.session()['id']}'] tr")
+    # The page keeps open what is opened here.
+    opens = "document.querySelectorAll('details').forEach(part => part.open = true)"
+    page.evaluate(opens)
+    rows = page.locator(f"[id='/{ask.session()['id']}'] tr")
     assert rows.nth(1).inner_text().split()[:3] == ["1", "small", f"${USD:.6f}"]
     calling.start()
-    rows.nth(4).wait_for(state="visible", timeout=60_000)  # The page reloads itself.
+    rows.nth(4).wait_for(state="attached", timeout=60_000)  # The page reloads itself.
+    assert [row.is_visible() for row in rows.all()].count(True) >= 2
     done.set()
     calling.join()
   assert errors == [] and {url for url in requests if not url.startswith("data:")} == {

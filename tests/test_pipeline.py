@@ -31,9 +31,10 @@ def start(runs, *flags, config="sandbox.py"):
     sys.executable,
     "main.py",
     f"--config=configs/{config}",
-    *tiny.flags(runs),
     *flags,
   ]
+  given = {flag.partition("=")[0] for flag in flags}
+  command += [flag for flag in tiny.flags(runs) if flag.partition("=")[0] not in given]
   options = {
     "stdout": subprocess.PIPE,
     "stderr": subprocess.PIPE,
@@ -119,7 +120,7 @@ def test_a_run_ends_with_a_report_and_repeating_it_does_nothing(whole):
   ]  # a training prints its dev loss
   assert finish(start(runs)).splitlines() == again
   assert (rows(runs), metrics(runs), results(runs)) == before
-  caps = "--config.evaluate.call_budgets=(7,)", "--config.evaluate.usd_budgets=(0.5,)"
+  caps = "--config.evaluate.call_budgets=(1,7)", "--config.evaluate.usd_budgets=(0.5,)"
   assert {"7", "$0.5"} < {
     *finish(start(runs, "--stage=forecast", *caps)).split()
   }  # new ones
