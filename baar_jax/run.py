@@ -476,9 +476,11 @@ def check_walls(config: Config) -> None:
   Raises:
     ValueError: the machine lacks a feature that the environment's engine needs for it.
   """
+  if config.models.kind != "chat":
+    return
   engine = table.load(config.env.kind).engine
   problem = engine.warning() if engine else ""
-  if problem and config.models.kind == "chat" and not config.env.options.get("trusted"):
+  if problem and not config.env.options.get("trusted"):
     remedy = (
       "Use another machine, or a container with --config.env.options.trusted=True"
     )

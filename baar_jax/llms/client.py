@@ -24,6 +24,7 @@ from baar_jax.llms.wire import (
   WireForm,
   backoff_s,
   clean,
+  pick_headers,
   read_error,
 )
 
@@ -119,7 +120,7 @@ def explain(failure: Exception) -> Outcome:
 
 
 def read_refusal(
-  status: int, body: str, error: Complaint, retry_after: str, key: str
+  status: int, body: str, error: Complaint, headers: Mapping[str, str], key: str
 ) -> Outcome:
   """Make the outcome of an answer with an HTTP status other than success.
 
@@ -129,7 +130,7 @@ def read_refusal(
     status: the HTTP status.
     body: the text of the answer.
     error: the error in the body.
-    retry_after: the value of the header Retry-After; "" if the header is missing.
+    headers: the answer's headers about retries.
     key: the key for the endpoint.
   """
   message = error.message or body
@@ -149,7 +150,7 @@ def read_refusal(
   wait_s = 0.0
   # The header Retry-After may also be a date; a date is ignored.
   with contextlib.suppress(ValueError):
-    wait_s = max(wait_s, float(retry_after))
+    wait_s = max(wait_s, float(headers.get("retry-after", "")))
   if wait_s > LONGEST_RETRY_AFTER_S:
     may_pass = False
     reason = f"it asks to wait {wait_s:.0f} s"
@@ -164,6 +165,7 @@ def read_refusal(
     message=complaint * is_shown,
     type=clean(error.type, key),
     code=clean(code, key),
+    headers=headers,
   )
 
 
@@ -359,14 +361,9 @@ class Client:
       fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
       return UNREADABLE if fields is None else Whole(fields, meter)
     text = content.decode(errors="replace")
-    retry_after = response.headers.get("retry-after", "")
+    passed = pick_headers(response.headers, RETRY_HEADERS)
     error = read_error(text)
-    outcome = read_refusal(response.status_code, text, error, retry_after, self._key)
-    passed = {}
-    for name in RETRY_HEADERS:
-      if name in response.headers:
-        passed[name] = response.headers[name]
-    return dataclasses.replace(outcome, headers=passed)
+    return read_refusal(response.status_code, text, error, passed, self._key)
 
 
 # The type of the result of one attempt: an Outcome in a run that plays tasks. In

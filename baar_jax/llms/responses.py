@@ -32,6 +32,13 @@ def join_replies(turns: Sequence[Turn]) -> list[Turn]:
   return joined
 
 
+def list_items(given: object) -> object:
+  """Return the input of a request as items; a text is a message of the user."""
+  if isinstance(given, str):
+    return [{"role": "user", "content": given}]
+  return given
+
+
 class Responses(WireForm):
   """OpenAI's Responses."""
 
@@ -49,9 +56,8 @@ class Responses(WireForm):
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the instructions and the items of a request."""
-    if isinstance(body.get("input"), str):
-      body = {**body, "input": [{"role": "user", "content": body["input"]}]}
-    return join_replies(super().read_turns(body))
+    items = list_items(body.get("input"))
+    return join_replies(super().read_turns({**body, "input": items}))
 
   def read_entry(self, entry: Mapping) -> list[Turn]:
     """Read an item of a conversation."""
@@ -170,9 +176,7 @@ class Items:
     output = answer.get("output")
     if not isinstance(output, list) or body.get("store") is False:
       return
-    given = body["input"]
-    if isinstance(given, str):
-      given = [{"role": "user", "content": given}]
+    given = list_items(body["input"])
     self._items[client, str(answer.get("id"))] = [*given, *output]
     for item in output:
       if isinstance(item, dict):
@@ -193,8 +197,8 @@ class Items:
     given = body.get("input")
     earlier = body.pop("previous_response_id", None)
     items = [*self._find(client, earlier)] if earlier else []
-    if isinstance(given, str) and items:
-      given = [{"role": "user", "content": given}]
+    if items:
+      given = list_items(given)
     if not isinstance(given, list):
       return
     for item in given:

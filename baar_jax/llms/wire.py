@@ -8,7 +8,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -303,6 +303,11 @@ def drop_reasoning(value: object) -> object:
   return kept
 
 
+def pick_headers(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+  """Return the headers of these names, as far as there are any."""
+  return {name: headers[name] for name in names if name in headers}
+
+
 def read_error(text: str | bytes) -> Complaint:
   """Read the message, type and code in the body of an HTTP error, in any wire form.
 
@@ -415,9 +420,10 @@ def clean(complaint: str, key: str) -> str:
   for offset in range(3):
     coded = base64.b64encode(bytes(offset) + key.encode()).decode()
     secrets.append(coded[2 * offset :])
-  is_leak = _shares(line, key) or _shares(plain, key)
-  for secret in secrets:
-    for text in (line, plain):
+  is_leak = False
+  for text in (line, plain):
+    is_leak |= _shares(text, key)
+    for secret in secrets:
       is_leak |= _shares(_strip(text), _strip(secret))
   if is_leak and key != NO_KEY:
     return "its message repeats a part of the key"

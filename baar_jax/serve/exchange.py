@@ -158,7 +158,7 @@ class Exchange:
     self._store = store
     self.names = config.models.names
     models = config.models
-    self.upstreams = [Upstream(models, index) for index, _ in enumerate(self.names)]
+    self.upstreams = [Upstream(models, index) for index in range(len(self.names))]
     billing = open_billing(models)
     self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
     # Decisions whose calls the clients make themselves, until the client reports the

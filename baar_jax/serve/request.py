@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from baar_jax.episode import Step
 from baar_jax.llms.chat_completions import FORM, parse_action
-from baar_jax.llms.wire import Turn, WireForm, read_json
+from baar_jax.llms.wire import Turn, WireForm, pick_headers, read_json
 
 # Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
 # samples its decisions, and BoPO's next update learns from the sessions.
@@ -529,7 +529,7 @@ def write_event(data: dict | str) -> bytes:
 
 def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
   """Return the headers of a client that go on to a model."""
-  return {name: headers[name] for name in PASSED_HEADERS if name in headers}
+  return pick_headers(headers, PASSED_HEADERS)
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:

@@ -190,16 +190,22 @@ class ClientCall:
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
 
+  @functools.cached_property
+  def _authors(self) -> dict[str, int]:
+    """Return the model that wrote each part of the conversation's replies."""
+    authors = {}
+    for record in self.conversation.records if self.conversation else ():
+      for atom in record.atoms:
+        authors[atom] = record.step.model
+    return authors
+
   def write_body(self, model: int) -> dict:
     """Return the body without the reasoning that other models have written.
 
     Models sign or encrypt their reasoning, and no other model can read it.
     """
     entries = self.body[self.form.history]
-    authors = {}
-    for record in self.conversation.records if self.conversation else ():
-      for atom in record.atoms:
-        authors[atom] = record.step.model
+    authors = self._authors
     if {*authors.values()} <= {model} or not isinstance(entries, list):
       return self.body
     kept = []

@@ -26,6 +26,7 @@ from baar_jax.train.listing import served_specs
 
 # Only this stage needs the libraries of a server, so its functions import them.
 if TYPE_CHECKING:
+  import uvicorn
   from starlette.types import ASGIApp
   from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -65,12 +66,12 @@ class Opening:
     """Answer a request by the application, or say that the server is starting."""
     await self._app(*message)
 
-  async def open(self, ready: str, stop: Callable[[], None]) -> None:
+  async def open(self, ready: str, server: "uvicorn.Server") -> None:
     """Open the application, and keep it open until this task is cancelled.
 
     Args:
       ready: the line to print when it is ready.
-      stop: called if it cannot be opened.
+      server: the server, which ends if the application cannot be opened.
     """
     run = self._run
     try:
@@ -78,7 +79,7 @@ class Opening:
       app = build(run, policies)
     except Exception as error:
       self.error = error
-      stop()
+      server.should_exit = True
       return
     async with app.router.lifespan_context(app):
       self._app = app
@@ -116,8 +117,7 @@ def main(run: Run) -> None:
     ready = (
       f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
     )
-    stop = functools.partial(setattr, server, "should_exit", True)
-    task = asyncio.ensure_future(opening.open(ready, stop))
+    task = asyncio.ensure_future(opening.open(ready, server))
     yield
     task.cancel()
 

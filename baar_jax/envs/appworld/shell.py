@@ -22,7 +22,7 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO
 
 # The engine has a time limit that stops an agent's code. If the code evades that limit,
@@ -239,6 +239,8 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
   world.models = world.task = None
   del world.shell.user_ns["requester"]
   world._save_state = world.save_logs = lambda *_: None
+  # Opened once: to look for the library starts programs.
+  seccomp = _open_seccomp()
   control = socket.socket(fileno=CONTROL)
   shell = 0
   while True:
@@ -252,16 +254,26 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
     if shell == 0:
       os.dup2(channels[0], CHANNEL)
       os.closerange(3, CHANNEL)
-      _run_shell(world, datetime.fromisoformat(now.decode()))
+      _run_shell(world, datetime.fromisoformat(now.decode()), seccomp)
     os.close(channels[0])
 
 
-def _run_shell(world: Any, now: datetime) -> None:
+def _open_seccomp() -> ModuleType | None:
+  """Open the package that filters system calls; None if its library is missing."""
+  if not ctypes.util.find_library("seccomp"):
+    return None
+  import pyseccomp
+
+  return pyseccomp
+
+
+def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
   """Run the shell: execute each block of code from the channel until it is closed.
 
   Args:
     world: a world without a solution; its method `execute` runs the code.
     now: the time that the code reads from the clock.
+    seccomp: the result of `_open_seccomp`.
   """
   stream = socket.socket(fileno=CHANNEL).makefile("rwb")
 
@@ -283,7 +295,7 @@ def _run_shell(world: Any, now: datetime) -> None:
   world._unset_datetime()
   world.task = SimpleNamespace(datetime=now)
   world._set_datetime()
-  _give_up_rights()
+  _give_up_rights(seccomp)
   message = json.loads(stream.readline())
   while True:
     try:
@@ -294,15 +306,18 @@ def _run_shell(world: Any, now: datetime) -> None:
     message = _ask(stream, {"output": output})
 
 
-def _give_up_rights() -> None:
+def _give_up_rights(seccomp: ModuleType | None) -> None:
   """Give up all rights of this process except reading Python's own files.
 
   Code may get around Python's audit hook. The kernel's filters hold for all code of the
   process, and cannot be removed.
+
+  Args:
+    seccomp: the result of `_open_seccomp`.
   """
   directories = [path for path in READABLE if os.path.isdir(path)]
-  if ctypes.util.find_library("seccomp"):
-    _give_up_calls()
+  if seccomp:
+    _give_up_calls(seccomp)
   if landlock_version() > 0:
     _give_up_files(directories)
   prefixes = tuple(f"{path}/" for path in directories)
@@ -325,27 +340,25 @@ def _give_up_rights() -> None:
   sys.addaudithook(check)
 
 
-def _give_up_calls() -> None:
+def _give_up_calls(seccomp: ModuleType) -> None:
   """Make the kernel refuse the system calls by which code could leave this process.
 
   Calls of other architectures are refused, too. The flags of clone3 cannot be filtered,
   so it seems to be missing, and Python's threads start by clone.
   """
-  import pyseccomp
-
-  refuse = pyseccomp.ERRNO(errno.EPERM)
-  rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-  rules.set_attr(pyseccomp.Attr.ACT_BADARCH, refuse)
+  refuse = seccomp.ERRNO(errno.EPERM)
+  rules = seccomp.SyscallFilter(seccomp.ALLOW)
+  rules.set_attr(seccomp.Attr.ACT_BADARCH, refuse)
   for name in REFUSED_CALLS:
     # An older library does not know the newest calls.
     with contextlib.suppress(ValueError, OSError):
       rules.add_rule(refuse, name)
-  other = pyseccomp.Arg(0, pyseccomp.NE, os.getpid())
+  other = seccomp.Arg(0, seccomp.NE, os.getpid())
   rules.add_rule(refuse, "kill", other)
   rules.add_rule(refuse, "tgkill", other)
-  process = pyseccomp.Arg(0, pyseccomp.MASKED_EQ, NEW_THREAD, 0)
+  process = seccomp.Arg(0, seccomp.MASKED_EQ, NEW_THREAD, 0)
   rules.add_rule(refuse, "clone", process)
-  rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+  rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
   rules.load()
 
 
