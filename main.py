@@ -6,6 +6,7 @@ An invalid configuration ends the program with one line of error, before any fil
 run is opened.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -14,7 +15,6 @@ import signal
 import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 # Python's usual exception for Ctrl-C could be lost in a callback of JAX, so this
@@ -44,7 +44,7 @@ from baar_jax.config import Config, require
 from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
-from baar_jax.run import Run, flatten
+from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
 from baar_jax.train import families
 from configs import quickstart
@@ -91,7 +91,7 @@ def main(command: tuple[Config, str]) -> int:
     if config.dry_run:
       plan.main(config, stages)
       return 0
-    with closing(Run(config)) as run:
+    with contextlib.closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
   except CapReached as cap:
@@ -143,11 +143,10 @@ def parse(
       raise flags.Error(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
-    settings = flatten(config.value)
-    for flag, count in Counter(word.partition("=")[0] for word in argv).items():
-      setting = settings.get(flag.removeprefix("--config."))
-      if count > 1 and isinstance(setting, tuple):
-        raise flags.Error(f"{flag} is given twice: give all its values at once")
+    names = (word.partition("=")[0].lstrip("-") for word in argv)
+    for name, count in Counter(names).items():
+      if count > 1 and isinstance(values.get_flag_value(name, None), tuple):
+        raise flags.Error(f"--{name} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
     # values are not printed.
@@ -203,11 +202,16 @@ def validate(config: Config) -> None:
   Raises:
     ValueError: a value is invalid; one line names the field and its rule.
   """
-  check_fields(config)
   try:
+    check_fields(config)
     checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
   except ValidationError as error:
     raise ValueError(append_value(config, explain(error, "--config"))) from None
+  except (RecursionError, TypeError):
+    raise ValueError(
+      "a value of the configuration is no plain value, contains itself, or is nested "
+      "too deeply: correct the file of --config"
+    ) from None
   vars(config).update(vars(checked))
   if config.env.kind == "served":
     # A served run has no environment, but the default file has options of its own one.
@@ -258,7 +262,11 @@ def append_value(config: Config, text: str) -> str:
       value = value[name]
     if name.startswith(("key_variable", "base_urls")):
       return text
-  return text if dataclasses.is_dataclass(usual) else f"{text}; it is {value!r:.80}"
+  if dataclasses.is_dataclass(usual):
+    return text
+  with contextlib.suppress(BaseException):  # A value of a user's file may have no repr.
+    return f"{text}; it is {value!r:.80}"
+  return text
 
 
 def explain(error: ValidationError, prefix: str) -> str:
@@ -303,17 +311,14 @@ def check_machine(config: Config) -> None:
     ValueError: a variable that holds a key is unset, or training the router needs more
       memory than this machine has.
   """
-  variables = {"", *os.environ}
-  judge = config.baselines.judge
-  for name, models in (("models", config.models), ("baselines.judge", judge)):
-    is_valid = variables.issuperset(models.key_variables)
-    requirement = "names of environment variables that are set, or ''"
-    require(is_valid, f"{name}.key_variables", requirement)
-  require(
-    config.serve.key_variable in variables,
-    "serve.key_variable",
-    "the name of an environment variable that is set, or ''",
-  )
+  variables = {
+    "models.key_variables": config.models.key_variables,
+    "baselines.judge.key_variables": config.baselines.judge.key_variables,
+    "serve.key_variable": (config.serve.key_variable,),
+  }
+  for field, names in variables.items():
+    is_valid = {"", *os.environ}.issuperset(names)
+    require(is_valid, field, "the name of an environment variable that is set, or ''")
   router = config.router
   layer = (
     2 * (router.num_heads + router.num_kv_heads) * router.head_dim

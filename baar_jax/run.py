@@ -218,13 +218,16 @@ class Run:
     envs = self.envs() * len(SPLITS)
     with ThreadPoolExecutor() as threads:
       listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-    counts = Counter(task.id for task in itertools.chain(*listings))
-    task_id, count = counts.most_common(1)[0]
+    tasks = [*itertools.chain(*listings)]
+    task_id, count = Counter(task.id for task in tasks).most_common(1)[0]
+    problem = ""
     if count > 1:
-      raise ValueError(
-        f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice: "
-        "list each task once, in one split"
-      )
+      problem = f"the task {task_id!r} twice: list each task once, in one split"
+    for task in tasks:
+      if task.max_steps < 1:
+        problem = f"max_steps={task.max_steps} of {task.id!r}: list 1 or more"
+    if problem:
+      raise ValueError(f"--config.env.kind={self.config.env.kind} lists {problem}")
     for name, tasks in zip(SPLITS, listings):
       self.store.put_tasks(name, tasks)
 

@@ -406,6 +406,22 @@ def convert_config(stored: dict) -> dict:
   return stored | {"value": value, "bopo": vanilla | bopo}
 
 
+def require_file(path: Path) -> Path:
+  """Require a path to be a regular file, before it is opened.
+
+  Opening a named pipe would wait for a writer forever.
+
+  Returns:
+    The path.
+
+  Raises:
+    FileNotFoundError: there is no file, or it is a pipe, a directory or a device.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} is missing or not a regular file")
+  return path
+
+
 def read_config(directory: Path) -> Config | None:
   """Read the configuration of a run's directory.
 
@@ -413,9 +429,13 @@ def read_config(directory: Path) -> Config | None:
     The configuration, or None if the directory has none.
 
   Raises:
-    ValueError: config.json cannot be read, or the store is missing. Without the store,
-      the dollars that the run has spent are unknown.
+    ValueError: config.json cannot be read, the store is missing, or a file is a named
+      pipe or a device. Without the store, the dollars that the run has spent are
+      unknown.
   """
+  for entry in directory.rglob("*"):
+    if entry.is_fifo() or entry.is_char_device():
+      raise ValueError(f"{entry} is not a regular file: {RESTORE}")
   path = directory / "config.json"
   if not path.exists():
     return None

@@ -55,7 +55,13 @@ def stop_a_stage(error: Exception) -> Callable[[Path], None]:
 
 
 CHAT = {"models.kind": "chat"}
+CYCLE = []
+CYCLE.append(CYCLE)
 CASES = [
+  (
+    "a value of the configuration is no plain value, contains itself, or is nested too deeply: correct the file of --config",
+    check({"bopo.lam": CYCLE}),
+  ),
   (
     "--config.models.prices must be () or a value for each of the names; it is ((1.0, 1.0, 1.0),)",
     check({"models.prices": ((1.0, 1.0, 1.0),)}),
@@ -149,7 +155,7 @@ CASES = [
     check({"env.options": {"short_tasks": False}}),
   ),
   (
-    "--config.models.key_variables must be names of environment variables that are set, or ''",
+    "--config.models.key_variables must be the name of an environment variable that is set, or ''",
     check({"models.key_variables": ("NOT_SET_HERE",)}),
   ),
   (

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from standin import StandIn
 from test_loop import HandEnv, HandPair, HandPolicy, job
@@ -99,6 +100,11 @@ def read_key(tmp: Path) -> None:
   wire.Endpoint("small", "https://example.com/v1", "BAAR_NO_SUCH_KEY").key()
 
 
+def name_proxy(tmp: Path, url: str) -> None:
+  with mock.patch.dict(os.environ, ALL_PROXY=url), open_pair(tmp):
+    pass
+
+
 def reserve_too_much(tmp: Path) -> None:
   with reserve(None, DollarBudget(0.5, spent_usd=0.25), 0.375):
     pass
@@ -155,6 +161,14 @@ CASES = [
     "The provider states $2, but the prices give $1. Correct --config.models.prices.",
     state_more_dollars,
   ),
+  *[
+    (
+      "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY name no proxy that can be used: "
+      "set http:// addresses, or unset the variables",
+      lambda tmp, url=url: name_proxy(tmp, url),
+    )
+    for url in ("socks5://sk-secret@127.0.0.1:9", "http://[", "ftp://127.0.0.1")
+  ],
   (
     "This server does not have the response or item r. Set store: false, and send the "
     "whole history.",

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from baar_jax.report.table import load_split
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run, check_models
 from baar_jax.stages import evaluate, train
-from baar_jax.store import VERSION, Store, read_config, read_run
+from baar_jax.store import VERSION, Store, read_config, read_run, require_file
 from baar_jax.train import jobs
 
 
@@ -90,6 +91,12 @@ def damage_config(tmp: Path) -> None:
   read_config(directory)
 
 
+def put_pipe(tmp: Path) -> None:
+  directory = make_used(tmp)
+  os.mkfifo(directory / "metrics.jsonl")
+  read_config(directory)
+
+
 def lose_store(tmp: Path) -> None:
   directory = make_used(tmp)
   (directory / "episodes.sqlite").unlink()
@@ -122,11 +129,10 @@ def list_unserved(tmp: Path) -> None:
     run.tasks("train")
 
 
-def list_twice(tmp: Path) -> None:
+def list_tasks(tmp: Path, *tasks: Task) -> None:
   with open_run(tmp) as run:
-    task = Task("t", "train", "do it", 9)
     for env in run.envs():
-      env.tasks = lambda split: [task, task]
+      env.tasks = lambda split: [*tasks]
     run.tasks("train")
 
 
@@ -253,8 +259,17 @@ CASES = [
   ),
   (
     "--config.env.kind=sandbox lists the task 't' twice: list each task once, in one split",
-    list_twice,
+    lambda tmp: list_tasks(tmp, *[Task("t", "train", "do it", 9)] * 2),
   ),
+  (
+    "--config.env.kind=sandbox lists max_steps=-1 of 't': list 1 or more",
+    lambda tmp: list_tasks(tmp, Task("t", "train", "do it", -1)),
+  ),
+  (
+    "TMP/tiny/metrics.jsonl is not a regular file: restore the run's directory from a copy, or choose another --config.name",
+    put_pipe,
+  ),
+  ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
     "2 of 2 trials are missing, such as 1 of 'fix-17' by always-SMALL, 1 of 'fix-17' by always-LARGE: let clients play them",
     serve_too_little,

@@ -125,6 +125,11 @@ CONFINED = {
   "clone3": "import ctypes\nkernel = ctypes.CDLL(None, use_errno=True)\n"
   "kernel.syscall(435, 0, 0)\nassert ctypes.get_errno() != 38",  # ENOSYS
   "a call of x32": f"{KERNEL}assert kernel.syscall(0x40000000 + 39) > 0",
+  "rights of a file": "import os\nos.chmod('TMP', 0o700)",
+  "times of a file": "import os\nos.utime('TMP')",
+  "a priority": "import os\nos.setpriority(os.PRIO_PROCESS, PARENT, 1)",
+  "a limit": "import resource\nresource.setrlimit(7, (9, 9))",
+  "a signal by a file": "import fcntl\nfcntl.fcntl(201, 8, PARENT)",
   "a signal": f"{KERNEL}assert kernel.kill(PARENT, 0) == 0",
 }
 for name, code in CONFINED.items():

@@ -31,6 +31,7 @@ SEEN = {
   "EnvDied",
   "CapReached",
   "OSError",
+  "FileNotFoundError",
   "Error",
   "WrongResult",
   "BudgetSpent",

@@ -1,6 +1,7 @@
 """Test the conversion of GGUF files: SmolLM2's, generated ones, and unsuitable ones."""
 
 import json
+import struct
 
 import gguf
 import hf
@@ -141,7 +142,18 @@ def test_unsupported_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=f"Cannot convert .* it has no '{name}'"):
       convert(tmp_path / "made.gguf", tmp_path / "converted")
   whole = (tmp_path / "made.gguf").read_bytes()
-  for part in (b"", b"text", whole[:20], whole[:5000], whole[:-3000]):
+  # The array of tokens: its type, the type of its entries, and their number.
+  name = b"tokenizer.ggml.tokens"
+  start = whole.index(name) + len(name)
+  entries, count = whole[start + 4 : start + 8], whole[start + 8 : start + 16]
+  changed = []
+  for kind in (entries, bytes([0, 0, 0, 0]), bytes([9, 0, 0, 0])):
+    for number in (count, struct.pack("<Q", 2**60)):
+      array = whole[: start + 4] + kind + number + whole[start + 16 :]
+      changed.append(array)
+  nested = whole[: start + 4] + struct.pack("<IQ", 9, 1) * 5000
+  parts = (b"", b"text", whole[:20], whole[:5000], whole[:-3000], nested, *changed[1:])
+  for part in parts:
     (tmp_path / "cut.gguf").write_bytes(part)
     with pytest.raises(ValueError, match="Cannot convert .*cut.gguf: "):
       convert(tmp_path / "cut.gguf", tmp_path / "converted")

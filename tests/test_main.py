@@ -26,6 +26,8 @@ WRONG = {
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
   f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   "--config.models.names=('a','b') --config.models.names=('c','d')": "models.names is given twice",
+  "-config.models.names=('a','b') --config.models.names=('c','d')": "--config.models.names is given twice",
+  "--config.bopo.lam[0]=1": "lam[0]",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
   f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
 }
@@ -36,6 +38,11 @@ BODIES = {
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "return Config(value=ValueConfig(prices=(0,)))": "file.py:other: ValueConfig.prices: Unexpected keyword argument",
   "c = Config(); c.sft.update = 5; return c": f"Field update not found on dataclass SFTConfig; {FIELDS}",
+  "o = []; o.append(o); c = Config(); c.bopo.lam = o; return c": "contains itself",
+  "c = Config(); c.bopo = c; return c": "contains itself",
+  "c = Config(); c.bopo.lam = DEEP; return c": "nested too deeply",
+  "c = Config(); c.seed = type('X', (), {'__repr__': lambda x: 1 / 0})(); return c": "config.seed: Input",
+  "return get_config(setting)": "file.py:other (RecursionError",
   "raise KeyboardInterrupt": "file.py:other (KeyboardInterrupt): correct",
   "raise SystemExit(0)": "file.py:other (SystemExit: 0): correct",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",
@@ -75,7 +82,9 @@ def test_a_mistake_is_one_line(
   monkeypatch.chdir(ROOT)
   file = tmp_path / "file.py"
   file.write_text(
-    f"from baar_jax.config import *\ndef get_config(setting=''):\n  {body}\n"
+    "from functools import reduce\nfrom baar_jax.config import *\n"
+    "DEEP = reduce(lambda value, _: (value,), range(10**5), ())\n"
+    f"def get_config(setting=''):\n  {body}\n"
   )
   check(
     arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, expected

@@ -7,12 +7,16 @@ import functools
 import hashlib
 import itertools
 import json
+import socket
 import sqlite3
+import threading
 import time
 
 import pytest
 import standin
+import uvicorn
 from standin import StandIn
+from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from baar_jax import Router
@@ -25,7 +29,7 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.request import ClientKey
-from baar_jax.stages.serve import build, open_policies
+from baar_jax.stages.serve import build, make_protocol, open_policies
 
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
@@ -584,6 +588,7 @@ def test_an_unreported_decision_counts_at_its_worst_case(client):
   assert client.post("/v1/decision", report).status_code == 404
 
 
+HOSTS = ("evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1, evil", "", "127.0.0.1:")
 # Rows: a body or some of its fields, headers, the status, and a word of the error.
 BAD = [
   ({"model": "llama"}, {}, 404, "baar:large"),
@@ -591,7 +596,7 @@ BAD = [
   ({}, {"x-session-id": "a" * 257}, 400, "session's name"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
   ({}, {"host": "other.example"}, 403, "127.0.0.1"),
-  ({}, {"host": "evil@127.0.0.1"}, 403, "127.0.0.1"),
+  *[({}, {"host": host}, 403, "127.0.0.1") for host in HOSTS],
   ({}, {"content-type": "text/plain"}, 415, "application/json"),
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
   ('{"n": NaN}', {}, 400, "JSON object"),
@@ -796,3 +801,20 @@ def test_other_routes_of_the_forms(tmp_path, upstream):
     upstream.fault = lambda number, request: "429"
     error = client.post("/v1/messages", body).json()
     assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"
+
+
+def test_a_request_with_two_lengths_or_hosts_ends_its_connection():
+  config = uvicorn.Config(JSONResponse({}), http=make_protocol(), log_level="critical")
+  server = uvicorn.Server(config)
+  lines = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n"
+  smuggled = "0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n"
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    for line in ("transfer-encoding: chunked", "content-length: 6", "host: b"):
+      with socket.create_connection(listener.getsockname()) as client:
+        client.sendall(f"{lines}{line}\r\n\r\n{smuggled}".encode())
+        answer = client.makefile("rb").read()  # up to the end of the connection
+      assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+    server.should_exit = True
+    thread.join()

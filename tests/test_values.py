@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import itertools
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -261,23 +262,31 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   values.fit_values(training)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
-  # The arrays have nan, a pickled object, weights for other inputs, and a wrong shape.
-  for array in (
-    np.array(np.nan),
-    np.array([{}]),
-    arrays["arr_0"][:, 1:],
-    np.array(1.0),
+  first = arrays["arr_0"]
+  for changes in (
+    {"arr_0": np.array(np.nan)},
+    {"arr_0": np.array([{}])},  # a pickled object
+    {"arr_0": first[:, 1:]},  # weights for other inputs
+    {"arr_0": np.array(1.0)},
+    {"arr_0": first[..., :0]},
+    {"arr_0": first.astype(str)},
+    {"arr_0": first.astype([("a", "f4")])},
+    {"arr_12": arrays["arr_12"][1:]},
+    {"arr_18": arrays["arr_18"].T},
+    {"arr_19": np.array('[[], 1.0, {"a": "b"}]')},
+    {"foreign": first},
   ):
-    np.savez(path, **arrays | {"arr_0": array})
+    np.savez(path, **arrays | changes)
     with pytest.raises(
       ValueError, match=r"value_heads.npz is missing or damaged \(.+\): delete"
     ):
       load_heads(training)
-  path.write_bytes(stored[:-100])
-  with pytest.raises(
-    ValueError, match="value_heads.npz is missing or damaged .*not a zip"
-  ):
-    load_heads(training)
+  array = io.BytesIO()
+  np.save(array, first)
+  for content in (stored[:-100], b"", array.getvalue()):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="value_heads.npz is missing or damaged"):
+      load_heads(training)
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
   with pytest.raises(

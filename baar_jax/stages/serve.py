@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import os
 import resource
@@ -19,7 +20,7 @@ from baar_jax.report.texts import label_policy
 from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.serve.request import ROUTER, SAMPLE, ClientKey
-from baar_jax.store import read_run
+from baar_jax.store import read_run, require_file
 from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import FAMILIES, Loader, open_router
 from baar_jax.train.listing import served_specs
@@ -77,6 +78,10 @@ class Opening:
     try:
       policies = await wait_for_thread(functools.partial(open_policies, run))
       app = build(run, policies)
+      # What is open now stays open. All calls would wait while Python looks for garbage
+      # among it.
+      gc.collect()
+      gc.freeze()
     except Exception as error:
       self.error = error
       server.should_exit = True
@@ -150,12 +155,28 @@ def main(run: Run) -> None:
 
 def make_protocol() -> "type[H11Protocol]":
   """Make the class of connections, which close if a request's headers are late."""
+  import h11
   from uvicorn.protocols.http.h11_impl import H11Protocol
 
   class Connection(H11Protocol):
     """A client's connection with a time limit for the headers of each request."""
 
     timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: object, **options: object):
+      """Refuse a request that states its length in two ways, and close."""
+      super().__init__(*args, **options)
+      next_event = self.conn.next_event
+
+      def read_event() -> object:
+        """Read the next event of the connection."""
+        event = next_event()
+        names = {name for name, _ in getattr(event, "headers", ())}
+        if names >= {b"content-length", b"transfer-encoding"}:
+          raise h11.RemoteProtocolError("two lengths")
+        return event
+
+      self.conn.next_event = read_event
 
     def connection_made(self, transport: asyncio.Transport) -> None:
       """Start the time limit of the first request."""
@@ -294,7 +315,7 @@ def read_keys(path: Path) -> list[ClientKey]:
     ValueError: the file cannot be read, or has a wrong or unknown field.
   """
   try:
-    tables = tomllib.loads(path.read_text())
+    tables = tomllib.loads(require_file(path).read_text())
     return [ClientKey.read(table | {"name": name}) for name, table in tables.items()]
   except (OSError, TypeError, ValueError) as error:
     problem = f"Cannot read the keys in {path}: {error}"

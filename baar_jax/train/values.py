@@ -23,12 +23,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from pydantic import TypeAdapter
 
-from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
+from baar_jax.config import MAX_COST_WEIGHT, Config, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.facts import Tracker, Vocabulary, learn_vocabulary, measure_words
+from baar_jax.router.facts import (
+  BUCKETS,
+  DIRECTIONS,
+  Tracker,
+  Vocabulary,
+  learn_vocabulary,
+  measure_words,
+)
 from baar_jax.router.head import MAX_CALLS, Heads, Nets, Scale, States
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
@@ -39,9 +47,8 @@ from baar_jax.train.trainer import ShardedRouter
 ROUND = 100  # The number of updates between two lines of the log.
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
-LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
-# The structure of the value heads' parameters in their file.
-STRUCTURE = jax.tree.structure(Heads(Nets(LAYERS, LAYERS), Scale(0, 0, 0, 0, 0, 0)))
+# The texts in the file of the value heads: a vocabulary without its directions.
+TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -182,10 +189,15 @@ def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
     lengths_N = measure_words(states.features_NxD)
     scale = scale._replace(length_Q=np.quantile(lengths_N, QUANTILES))
   data = make_transitions(states, episodes, unit_usd)
-  key = jax.random.key(config.seed)
+  return _draw_heads(config, scale, jax.random.key(config.seed)), vocabulary, data
+
+
+def _draw_heads(config: Config, scale: Scale, key: jax.Array) -> Heads:
+  """Draw the random value heads of a configuration."""
+  settings = config.value
   widths = settings.value_width, settings.advantage_width
-  heads = head.draw_heads(key, settings.heads, widths, training.models, scale)
-  return heads, vocabulary, data
+  models = len(config.models.names)
+  return head.draw_heads(key, settings.heads, widths, models, scale)
 
 
 def measure_scale(
@@ -430,14 +442,25 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       *leaves, directions_HxC, text = stored.values()
     for x in (*leaves, directions_HxC):
       check_finite(x, "heads")
-    if len(leaves) == STRUCTURE.num_leaves - 1:
+    if leaves[-1].shape == ():
       leaves.append(np.zeros(0))  # Earlier versions measured no words.
-    if len(leaves) == STRUCTURE.num_leaves:
-      heads = jax.tree.unflatten(STRUCTURE, leaves)
-      if heads.nets.value[0][0].shape[1:2] == (heads.scale.mean_D.size + head.TERMS,):
-        return heads, Vocabulary(directions_HxC, *json.loads(text.item()))
-    raise ValueError("another version wrote it")
-  except (ValueError, OSError, zipfile.BadZipFile) as error:
+    zeros_D = np.zeros(leaves[0].shape[1] - head.TERMS)
+    scale = Scale(zeros_D, zeros_D, *np.zeros(3), leaves[-1])
+    draw = partial(_draw_heads, files.config, scale)
+    expected, structure = jax.tree.flatten(jax.eval_shape(draw, jax.random.key(0)))
+    shapes = [*map(np.shape, expected), (BUCKETS, DIRECTIONS)]
+    if [*map(np.shape, (*leaves, directions_HxC))] != shapes:
+      raise ValueError("another version wrote it")
+    heads = jax.tree.unflatten(structure, leaves)
+    return heads, Vocabulary(directions_HxC, *TEXTS.validate_json(text.item()))
+  except (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OSError,
+    zipfile.BadZipFile,
+  ) as error:
     raise ValueError(
       f"{path} is missing or damaged ({error}): delete it if it exists, then run "
       "--stage=value"

@@ -14,6 +14,7 @@ import ctypes.util
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -29,6 +30,8 @@ from typing import Any, BinaryIO
 # the shell is replaced this number of seconds later.
 GRACE_S = 5
 MESSAGE_BYTES = 64 << 20  # the longest line of JSON that is read from a shell
+# Most threads and processes of a shell's user, beyond which a shell starts no thread.
+MOST_THREADS = 1000
 # File descriptors: CONTROL connects the world's process and the forker, CHANNEL the
 # world's process and a shell.
 CONTROL, CHANNEL = 200, 201
@@ -60,71 +63,29 @@ DENIED = (
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
 READ_FILE, READ_DIRECTORY = 4, 8  # flags of Landlock's rights
 GET_SECCOMP = 21  # an option of prctl
-NEW_THREAD = 0x10000  # the flag of clone that starts a thread and no process
-# System calls that the kernel refuses to a shell: sockets, new programs and processes,
-# the memory of others, signals to others, and calls of the machine's administration.
-REFUSED_CALLS = (
-  "socket",
-  "socketpair",
-  "connect",
-  "bind",
-  "listen",
-  "accept",
-  "accept4",
-  "fork",
-  "vfork",
-  "execve",
-  "execveat",
-  "ptrace",
-  "process_vm_readv",
-  "process_vm_writev",
-  "process_madvise",
-  "kcmp",
-  "pidfd_open",
-  "pidfd_getfd",
-  "pidfd_send_signal",
-  "rt_sigqueueinfo",
-  "rt_tgsigqueueinfo",
-  "tkill",
-  "unshare",
-  "setns",
-  "mount",
-  "umount2",
-  "move_mount",
-  "open_tree",
-  "fsopen",
-  "fsconfig",
-  "fsmount",
-  "pivot_root",
-  "chroot",
-  "io_uring_setup",
-  "io_uring_enter",
-  "io_uring_register",
-  "bpf",
-  "keyctl",
-  "add_key",
-  "request_key",
-  "perf_event_open",
-  "userfaultfd",
-  "init_module",
-  "finit_module",
-  "delete_module",
-  "kexec_load",
-  "kexec_file_load",
-  "reboot",
-  "swapon",
-  "swapoff",
-  "open_by_handle_at",
-  "name_to_handle_at",
-  "personality",
-  "prlimit64",
-  "setrlimit",
-  "shmget",
-  "shmat",
-  "semget",
-  "msgget",
-  "mq_open",
-)
+# Flags of clone: the one that starts a thread and no process, and those of namespaces.
+NEW_THREAD, NAMESPACES = 0x10000, 0x7E020000
+# The system calls that the kernel permits to a shell. None of them reaches another
+# process, the network, the machine's administration, or a file's contents or rights
+# beyond Landlock's.
+PERMITTED_CALLS = """
+read readv pread64 write writev pwrite64 recvfrom sendto lseek close close_range
+dup dup2 dup3 open openat stat lstat fstat newfstatat statx access faccessat faccessat2
+readlink readlinkat getdents64 getcwd brk mmap munmap mprotect mremap madvise
+rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait
+sigaltstack pause alarm setitimer getitimer restart_syscall futex set_robust_list rseq
+set_tid_address arch_prctl membarrier exit exit_group sched_yield sched_getaffinity
+getcpu nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+getrandom getrusage sysinfo uname getpid getppid gettid getuid geteuid getgid getegid
+getgroups getpgrp select pselect6 poll ppoll
+""".split()
+# Commands of fcntl and ioctl that are permitted: those that copy a file descriptor, read
+# or set its flags, or ask whether it is a terminal. Others can send signals to other
+# processes.
+PERMITTED_COMMANDS = {
+  "fcntl": (0, 1, 2, 3, 4, 1030),
+  "ioctl": (0x5401, 0x541B, 0x5421, 0x5450, 0x5451),
+}
 
 
 class Shell:
@@ -181,7 +142,7 @@ class Shell:
           answer = {"error": str(error)}
         message = _ask(self._stream, answer)
       return str(message["output"]).encode("utf-8", "replace").decode()
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError, MemoryError):
       # The shell has ended, or has sent a line that is not a message.
       self.start(self._now)
       return FAILED + LOST
@@ -295,6 +256,7 @@ def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
   world._unset_datetime()
   world.task = SimpleNamespace(datetime=now)
   world._set_datetime()
+  resource.setrlimit(resource.RLIMIT_NPROC, (MOST_THREADS, MOST_THREADS))
   _give_up_rights(seccomp)
   message = json.loads(stream.readline())
   while True:
@@ -316,10 +278,10 @@ def _give_up_rights(seccomp: ModuleType | None) -> None:
     seccomp: the result of `_open_seccomp`.
   """
   directories = [path for path in READABLE if os.path.isdir(path)]
-  if seccomp:
-    _give_up_calls(seccomp)
   if landlock_version() > 0:
     _give_up_files(directories)
+  if seccomp:
+    _give_up_calls(seccomp)
   prefixes = tuple(f"{path}/" for path in directories)
 
   def check(event: str, arguments: tuple) -> None:
@@ -341,23 +303,31 @@ def _give_up_rights(seccomp: ModuleType | None) -> None:
 
 
 def _give_up_calls(seccomp: ModuleType) -> None:
-  """Make the kernel refuse the system calls by which code could leave this process.
+  """Make the kernel refuse all system calls but those that Python's own work needs.
 
   Calls of other architectures are refused, too. The flags of clone3 cannot be filtered,
   so it seems to be missing, and Python's threads start by clone.
   """
   refuse = seccomp.ERRNO(errno.EPERM)
-  rules = seccomp.SyscallFilter(seccomp.ALLOW)
+  rules = seccomp.SyscallFilter(refuse)
   rules.set_attr(seccomp.Attr.ACT_BADARCH, refuse)
-  for name in REFUSED_CALLS:
-    # An older library does not know the newest calls.
+
+  def permit(name: str, *conditions: object) -> None:
+    """Permit a call; a machine of another kind may lack it."""
     with contextlib.suppress(ValueError, OSError):
-      rules.add_rule(refuse, name)
-  other = seccomp.Arg(0, seccomp.NE, os.getpid())
-  rules.add_rule(refuse, "kill", other)
-  rules.add_rule(refuse, "tgkill", other)
-  process = seccomp.Arg(0, seccomp.MASKED_EQ, NEW_THREAD, 0)
-  rules.add_rule(refuse, "clone", process)
+      rules.add_rule(seccomp.ALLOW, name, *conditions)
+
+  for name in PERMITTED_CALLS:
+    permit(name)
+  for name, commands in PERMITTED_COMMANDS.items():
+    for command in commands:
+      permit(name, seccomp.Arg(1, seccomp.EQ, command))
+  for name in ("kill", "tgkill"):
+    permit(name, seccomp.Arg(0, seccomp.EQ, os.getpid()))
+  mask = NEW_THREAD | NAMESPACES
+  permit("clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, NEW_THREAD))
+  # Limits may be read, and not set.
+  permit("prlimit64", seccomp.Arg(2, seccomp.EQ, 0))
   rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
   rules.load()
 
