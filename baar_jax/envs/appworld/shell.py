@@ -78,7 +78,7 @@ set_tid_address arch_prctl membarrier exit exit_group sched_yield sched_getaffin
 getcpu nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
 getrandom getrusage sysinfo uname getpid getppid gettid getuid geteuid getgid getegid
 getgroups getpgrp select pselect6 poll ppoll
-""".split()
+"""
 # Commands of fcntl and ioctl that are permitted: those that copy a file descriptor, read
 # or set its flags, or ask whether it is a terminal. Others can send signals to other
 # processes.
@@ -317,7 +317,7 @@ def _give_up_calls(seccomp: ModuleType) -> None:
     with contextlib.suppress(ValueError, OSError):
       rules.add_rule(seccomp.ALLOW, name, *conditions)
 
-  for name in PERMITTED_CALLS:
+  for name in PERMITTED_CALLS.split():
     permit(name)
   for name, commands in PERMITTED_COMMANDS.items():
     for command in commands:
