@@ -8,6 +8,7 @@ run is opened.
 
 import contextlib
 import dataclasses
+import operator
 import os
 import re
 import runpy
@@ -68,6 +69,10 @@ EXTRA = {
 }
 
 FIELDS = "baar_jax/config.py lists the fields"
+NOT_PLAIN = (
+  "a value of the configuration is no plain value, contains itself, or is nested too "
+  "deeply: correct the file of --config"
+)
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -145,7 +150,10 @@ def parse(
       )
     names = (word.partition("=")[0].lstrip("-") for word in argv)
     for name, count in Counter(names).items():
-      if count > 1 and isinstance(values.get_flag_value(name, None), tuple):
+      value = None
+      with contextlib.suppress(AttributeError):
+        value = operator.attrgetter(name.removeprefix("config."))(config.value)
+      if count > 1 and isinstance(value, tuple):
         raise flags.Error(f"--{name} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
@@ -155,7 +163,9 @@ def parse(
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
     sys.exit(fail(text))
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
+  except RecursionError:
+    sys.exit(fail(NOT_PLAIN))
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
     sys.exit(fail(f"{error.args[0]}; {FIELDS}"))
@@ -208,10 +218,7 @@ def validate(config: Config) -> None:
   except ValidationError as error:
     raise ValueError(append_value(config, explain(error, "--config"))) from None
   except (RecursionError, TypeError):
-    raise ValueError(
-      "a value of the configuration is no plain value, contains itself, or is nested "
-      "too deeply: correct the file of --config"
-    ) from None
+    raise ValueError(NOT_PLAIN) from None
   vars(config).update(vars(checked))
   if config.env.kind == "served":
     # A served run has no environment, but the default file has options of its own one.

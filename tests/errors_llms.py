@@ -167,7 +167,7 @@ CASES = [
       "set http:// addresses, or unset the variables",
       lambda tmp, url=url: name_proxy(tmp, url),
     )
-    for url in ("socks5://sk-secret@127.0.0.1:9", "http://[", "ftp://127.0.0.1")
+    for url in ("socks5://sk-secret@127.0.0.1:9", "ftp://127.0.0.1")
   ],
   (
     "This server does not have the response or item r. Set store: false, and send the "

@@ -163,7 +163,10 @@ CASES = [
     " Restore the weights, or train again with a lower learning rate.",
     read_nan,
   ),
-  (TOKENIZER.format("it is missing or not a regular file"), read_tokenizer),
+  (
+    TOKENIZER.format("TMP/tokenizer.json is missing or not a regular file"),
+    read_tokenizer,
+  ),
   (TOKENIZER.format("encoding and decoding a text changes the text"), keep_no_text),
   (
     "TMP/tokenizer.json lacks one of the decision tokens <|M1|>, <|M2|>, <|M3|>."
@@ -215,7 +218,7 @@ CASES = [
     WEIGHTS.format(f"{NORM} is in model-2.safetensors too, expected in one file"),
     add_shard,
   ),
-  (CONFIG.format("it is missing or not a regular file"), read_config),
+  (CONFIG.format("TMP/config.json is missing or not a regular file"), read_config),
   (
     "TMP/config.json has an unsupported model_type (Input should be 'qwen2')."
     " Choose a plain Qwen2 or Qwen2.5.",

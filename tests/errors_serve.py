@@ -324,7 +324,7 @@ CASES = [
     use_app(hang, call_timeout_s=0.01),
   ),
   (
-    "Cannot read the tokenizer no.json (No such file...). Correct "
+    "Cannot read the tokenizer no.json (no.json is missing or not a regular file). Correct "
     "--config.models.tokenizer_families.",
     use_app(decide, models={"tokenizer_families": ("no.json", "")}),
   ),

@@ -130,7 +130,7 @@ CASES = [
   # The heads of another version read inputs of another width.
   (
     HEADS.format("another version wrote it"),
-    lambda tmp: load_heads(tmp, *[np.ones((1, 1, 1))] * 17),
+    lambda tmp: load_heads(tmp, *[np.ones((1, 99, 1))] * 20),
   ),
   # The configuration of ablations.
   (

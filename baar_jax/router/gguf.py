@@ -135,9 +135,11 @@ def convert(path: Path, directory: Path) -> None:
     The package reads nothing there, so an array's stated length could be any number.
     """
 
-    def _get(self, offset: int, dtype: type, count: int = 1, *args: str) -> np.ndarray:
+    def _get(
+      self, offset: int, dtype: type, count: int = 1, **order: str
+    ) -> np.ndarray:
       """Read numbers. Raises ValueError if the file has fewer than `count`."""
-      numbers = super()._get(offset, dtype, count, *args)
+      numbers = super()._get(offset, dtype, count, **order)
       if len(numbers) < count:
         raise ValueError("it ends too early")
       return numbers

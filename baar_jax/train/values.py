@@ -461,7 +461,8 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
     OSError,
     zipfile.BadZipFile,
   ) as error:
+    problem = str(error).partition("\n")[0]
     raise ValueError(
-      f"{path} is missing or damaged ({error}): delete it if it exists, then run "
+      f"{path} is missing or damaged ({problem}): delete it if it exists, then run "
       "--stage=value"
     ) from error

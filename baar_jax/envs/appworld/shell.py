@@ -79,9 +79,9 @@ getcpu nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time ti
 getrandom getrusage sysinfo uname getpid getppid gettid getuid geteuid getgid getegid
 getgroups getpgrp select pselect6 poll ppoll
 """
-# Commands of fcntl and ioctl that are permitted: those that copy a file descriptor, read
-# or set its flags, or ask whether it is a terminal. Others can send signals to other
-# processes.
+# Commands of fcntl and ioctl that are permitted: those that copy a file descriptor, or
+# read or set its flags, or ask whether it is a terminal. Others can send signals to
+# other processes.
 PERMITTED_COMMANDS = {
   "fcntl": (0, 1, 2, 3, 4, 1030),
   "ioctl": (0x5401, 0x541B, 0x5421, 0x5450, 0x5451),
