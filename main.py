@@ -163,12 +163,11 @@ def parse(
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
     sys.exit(fail(text))
-  except RecursionError:
-    sys.exit(fail(NOT_PLAIN))
-  except (AttributeError, LookupError, TypeError, ValueError) as error:
+  except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
-    sys.exit(fail(f"{error.args[0]}; {FIELDS}"))
+    is_nested = isinstance(error, RecursionError)
+    sys.exit(fail(NOT_PLAIN if is_nested else f"{error.args[0]}; {FIELDS}"))
   return config.value, stage.value
 
 

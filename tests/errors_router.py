@@ -34,8 +34,8 @@ def convert(tmp: Path, kind: str = "llama", **changes: object) -> None:
   gguf.convert(tmp / "made.gguf", tmp / "converted")
 
 
-def damage_gguf(tmp: Path) -> None:
-  (tmp / "a.gguf").write_bytes(b"text")
+def damage_gguf(tmp: Path, content: bytes = b"text") -> None:
+  (tmp / "a.gguf").write_bytes(content)
   gguf.convert(tmp / "a.gguf", tmp / "converted")
 
 
@@ -129,6 +129,10 @@ CASES = [
   (
     "Cannot convert TMP/a.gguf: ... Use a complete file of a plain Llama or Qwen2.",
     damage_gguf,
+  ),
+  (
+    "Cannot convert TMP/a.gguf: it ends too early. Use a complete file of a plain Llama or Qwen2.",
+    lambda tmp: damage_gguf(tmp, b"GGUF"),
   ),
   (
     GGUF.format("its architecture is 'gpt2', expected llama or qwen2"),

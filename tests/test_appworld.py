@@ -11,7 +11,6 @@ from tiny import follow
 
 from baar_jax.envs.appworld import adapter
 from baar_jax.envs.appworld.adapter import AppWorld, Options
-from baar_jax.envs.appworld.shell import landlock_version
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS
 
@@ -74,10 +73,10 @@ def test_any_code_gets_an_observation_and_sees_no_keys(env):
     ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
     ("import subprocess", "not allowed"),
-    (
-      "apis.venmo.show_transaction(transaction_id='../../admin/x')",
-      "parameters are invalid",
-    ),
+    *[
+      (f"apis.venmo.show_transaction(transaction_id='{id_}')", "parameters are invalid")
+      for id_ in ("../../admin/x", "..")
+    ],
     ("-" * 100_000 + "1", "Execution failed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Execution failed"),
@@ -145,8 +144,6 @@ FUTILE = {
 
 @pytest.mark.parametrize("attack", REFUSED | FUTILE)
 def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, attack):
-  if attack in ("library", "signal") and landlock_version() < 6:
-    pytest.skip("needs Linux 6.12")
   code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
   code = code.replace("WORKER", str(env.child.process.pid)).replace(
     "DATA", str(data / "data")

@@ -459,6 +459,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
     LookupError,
     AttributeError,
     OSError,
+    EOFError,
     zipfile.BadZipFile,
   ) as error:
     problem = str(error).partition("\n")[0]
