@@ -24,7 +24,7 @@ from baar_jax.episode import (
   Usage,
 )
 from baar_jax.llms.prices import Outlook
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import head
 from baar_jax.router import policy as policies
 from baar_jax.router.facts import learn_vocabulary
@@ -233,6 +233,8 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
       expected = describe(calls_left, 1 / (1 + (weight or 0.5)), states.progress_NxP[n])
       np.testing.assert_allclose(terms, expected, rtol=1e-6)
     assert next(decisions, None) is None
+  (decision,) = loader.build(spec).decide([Live(jobs[0], observation="A door.")])
+  assert type(decision.known) is float  # JSON has no numbers of NumPy
 
 
 def test_hidden_states_with_nan_stop_the_run():

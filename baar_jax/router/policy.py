@@ -137,7 +137,7 @@ class RouterPolicy(Policy):
     start_s = time.monotonic()
     output, usd_R = self.reader.read(ready)
     p_RxA = self._predict(output, ready)
-    known_R = [*self._compare(output)] or [None] * len(ready)
+    known_R = self._compare(output).tolist() or [None] * len(ready)
     latency_s = time.monotonic() - start_s
     decisions = []
     for live, p_A, usd, known in zip(ready, p_RxA, usd_R, known_R):
