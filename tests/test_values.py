@@ -233,7 +233,7 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
       expected = describe(calls_left, 1 / (1 + (weight or 0.5)), states.progress_NxP[n])
       np.testing.assert_allclose(terms, expected, rtol=1e-6)
     assert next(decisions, None) is None
-  (decision,) = loader.build(spec).decide([Live(jobs[0], observation="A door.")])
+  (decision,) = loader.build(spec).choose([Live(jobs[0], observation="A door.")])
   assert type(decision.known) is float  # JSON has no numbers of NumPy
 
 
