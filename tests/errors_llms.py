@@ -101,8 +101,8 @@ def read_key(tmp: Path) -> None:
 
 
 def name_proxy(tmp: Path, url: str) -> None:
-  with mock.patch.dict(os.environ, ALL_PROXY=url), open_pair(tmp):
-    pass
+  with mock.patch.dict(os.environ, ALL_PROXY=url), open_pair(tmp) as pair:
+    reply(pair)
 
 
 def reserve_too_much(tmp: Path) -> None:
@@ -160,6 +160,10 @@ CASES = [
   (
     "The provider states $2, but the prices give $1. Correct --config.models.prices.",
     state_more_dollars,
+  ),
+  (
+    "small at 127.0.0.1 gave no whole answer (OverflowError) (1 attempts)",
+    lambda tmp: name_proxy(tmp, "http://127.0.0.1:99999"),
   ),
   *[
     (

@@ -141,6 +141,11 @@ class Training(RouterFiles):
     return dataclasses.replace(self, config=config, log=log, ablation=name)
 
   @property
+  def models(self) -> int:
+    """Return the number of models."""
+    return len(self.config.models.names)
+
+  @property
   def sft_family(self) -> str:
     """Return the family of the SFT router that the training starts from."""
     return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT

