@@ -162,7 +162,7 @@ CASES = [
     state_more_dollars,
   ),
   (
-    "small at 127.0.0.1 gave no whole answer (OverflowError) (1 attempts)",
+    "small at 127.0.0.1 gave no whole answer (ExceptionGroup) (1 attempts)",
     lambda tmp: name_proxy(tmp, "http://127.0.0.1:99999"),
   ),
   *[

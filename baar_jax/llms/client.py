@@ -44,7 +44,7 @@ LONGEST_RETRY_AFTER_S = 300.0
 # Names of the HTTP library's exceptions that mean that no part of a request was sent.
 # So nothing was billed.
 NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
-NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol", "OverflowError")
+NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol", "ExceptionGroup")
 # The wire forms, by the path of their requests.
 FORMS: dict[str, WireForm] = {}
 for module in (chat_completions, responses, messages):
@@ -54,8 +54,8 @@ CONNECT_S = 10.0
 # The reading of an answer stops with an error after this number of bytes.
 MAX_BYTES = 16 * 2**20
 # The exceptions of an attempt whose connection failed or timed out. A time-out is an
-# OSError. A proxy's port may be above 65535 (OverflowError).
-LOST = (OSError, OverflowError, httpx2.RequestError)
+# OSError. If a proxy has an impossible port, connecting raises an ExceptionGroup.
+LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 # An upper bound on a provider's costliest service tier, as a multiple of its list price
 # (our choice).
 COSTLIEST_TIER = 2.5
