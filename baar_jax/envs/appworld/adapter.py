@@ -212,10 +212,11 @@ class AppWorld(Env):
     api = call["api"]
     arguments = call["arguments"]
     path = self._world.task.api_docs[app][api]["path"]
-    # The engine inserts arguments into the API's address. An argument such as ".." or
-    # "../../admin" would lead to other APIs, which agents may not call.
+    # The engine inserts arguments into the API's address, one after another. Arguments
+    # such as "..", "../../admin" or "{other}" would lead to other APIs, which agents
+    # may not call.
     for name in re.findall(r"{(\w+)}", path):
-      if re.search(r"[/?#]|^\.\.?$", str(arguments.get(name))):
+      if re.search(r"[/?#{}%\\]|^\.\.?$", str(arguments.get(name))):
         raise ValueError("Some of the passed parameters are invalid.")
     return self._world.apis[app][api](**arguments)
 
