@@ -149,12 +149,12 @@ def parse(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
     names = (word.partition("=")[0].lstrip("-") for word in argv)
-    for name, count in Counter(names).items():
-      value = None
-      with contextlib.suppress(AttributeError):
-        value = operator.attrgetter(name.removeprefix("config."))(config.value)
-      if count > 1 and isinstance(value, tuple):
-        raise flags.Error(f"--{name} is given twice: give all its values at once")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    for name in repeated:
+      with contextlib.suppress(AttributeError):  # Not all words are fields.
+        field = operator.attrgetter(name.removeprefix("config."))
+        if isinstance(field(config.value), tuple):
+          raise flags.Error(f"--{name} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
     # values are not printed.
@@ -163,7 +163,7 @@ def parse(
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
     sys.exit(fail(text))
-  except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+  except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
     is_nested = isinstance(error, RecursionError)

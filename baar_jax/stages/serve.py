@@ -154,7 +154,10 @@ def main(run: Run) -> None:
 
 
 def make_protocol() -> "type[H11Protocol]":
-  """Make the class of connections, which close if a request's headers are late."""
+  """Make the class of clients' connections.
+
+  A connection closes if a request's headers are late, or state its length in two ways.
+  """
   import h11
   from uvicorn.protocols.http.h11_impl import H11Protocol
 
