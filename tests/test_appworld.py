@@ -77,6 +77,7 @@ def test_any_code_gets_an_observation_and_sees_no_keys(env):
       (f"apis.venmo.show_transaction(transaction_id='{id_}')", "parameters are invalid")
       for id_ in ("../../admin/x", "..", "{page}", "%2e%2e")
     ],
+    ("apis.supervisor.show_profile(client=1)", "successful"),
     ("-" * 100_000 + "1", "Execution failed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Execution failed"),
@@ -114,15 +115,20 @@ REFUSED = {  # PARENT and WORKER are process ids
 }
 # Code in a second interpreter, in which no audit hook of Python holds.
 HOOKLESS = "s = __import__('_xxsubinterpreters')\ns.run_string(s.create(), '''CODE''')"
-KERNEL = "import ctypes\nkernel = ctypes.CDLL(None)\n"
+KERNEL = "import ctypes\nkernel = ctypes.CDLL(None, use_errno=True)\n"
+NOT_PERMITTED = "assert ctypes.get_errno() != 1"  # the number of EPERM
 CONFINED = {
   "a UDP socket": "import socket\nsocket.socket(type=socket.SOCK_DGRAM)",
   "a local socket": "import socket\nsocket.socket(socket.AF_UNIX)",
   "a process": f"{KERNEL}assert kernel.fork() != -1",
   "a namespace": f"{KERNEL}assert kernel.unshare(0x10000000) == 0",
   "a process by clone": f"{KERNEL}assert kernel.syscall(56, 17, 0, 0, 0, 0) != -1",
-  "clone3": "import ctypes\nkernel = ctypes.CDLL(None, use_errno=True)\n"
-  "kernel.syscall(435, 0, 0)\nassert ctypes.get_errno() != 38",  # ENOSYS
+  "clone3": f"{KERNEL}kernel.syscall(435, 0, 0)\nassert ctypes.get_errno() != 38",
+  "an emptied file": f"{KERNEL}kernel.open(b'/', 0o1000)\n{NOT_PERMITTED}",
+  "a page of memory": f"{KERNEL}kernel.madvise(0, 0, 101)\n{NOT_PERMITTED}",
+  "another's limits": f"{KERNEL}assert kernel.prlimit(PARENT, 7, 0, bytes(16)) == 0",
+  "root's capabilities": f"{KERNEL}assert kernel.mmap(0, 4096, 3, 50, -1, 0) == 0",
+  "an urgent message": f"{KERNEL}assert kernel.send(201, b'x', 1, 1) == 1",
   "a call of x32": f"{KERNEL}assert kernel.syscall(0x40000000 + 39) > 0",
   "rights of a file": "import os\nos.chmod('TMP', 0o700)",
   "times of a file": "import os\nos.utime('TMP')",

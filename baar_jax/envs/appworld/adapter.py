@@ -210,12 +210,17 @@ class AppWorld(Env):
     """
     app = call["app"]
     api = call["api"]
-    arguments = call["arguments"]
-    path = self._world.task.api_docs[app][api]["path"]
+    doc = self._world.task.api_docs[app][api]
+    # The engine ignores undocumented arguments, but for some that control the engine.
+    names = {"raise_on_failure", *(entry["name"] for entry in doc["parameters"])}
+    arguments = {}
+    for name, value in call["arguments"].items():
+      if name in names:
+        arguments[name] = value
     # The engine inserts arguments into the API's address, one after another. Arguments
     # such as "..", "../../admin" or "{other}" would lead to other APIs, which agents
     # may not call.
-    for name in re.findall(r"{(\w+)}", path):
+    for name in re.findall(r"{(\w+)}", doc["path"]):
       if re.search(r"[/?#{}%\\]|^\.\.?$", str(arguments.get(name))):
         raise ValueError("Some of the passed parameters are invalid.")
     return self._world.apis[app][api](**arguments)

@@ -65,26 +65,33 @@ READ_FILE, READ_DIRECTORY = 4, 8  # flags of Landlock's rights
 GET_SECCOMP = 21  # an option of prctl
 # Flags of clone: the one that starts a thread and no process, and those of namespaces.
 NEW_THREAD, NAMESPACES = 0x10000, 0x7E020000
+CAPABILITIES = 0x20080522  # the version of capset's arguments
 # The system calls that the kernel permits to a shell. None of them reaches another
 # process, the network, the machine's administration, or a file's contents or rights
 # beyond Landlock's.
 PERMITTED_CALLS = """
-read readv pread64 write writev pwrite64 recvfrom sendto lseek close close_range
-dup dup2 dup3 open openat stat lstat fstat newfstatat statx access faccessat faccessat2
-readlink readlinkat getdents64 getcwd brk mmap munmap mprotect mremap madvise
+read readv pread64 write writev pwrite64 lseek close close_range
+dup dup2 dup3 stat lstat fstat newfstatat statx access faccessat faccessat2
+readlink readlinkat getdents64 getcwd brk mmap munmap mprotect mremap
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait
 sigaltstack pause alarm setitimer getitimer restart_syscall futex set_robust_list rseq
-set_tid_address arch_prctl membarrier exit exit_group sched_yield sched_getaffinity
+set_tid_address arch_prctl membarrier exit exit_group sched_yield
 getcpu nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
 getrandom getrusage sysinfo uname getpid getppid gettid getuid geteuid getgid getegid
 getgroups getpgrp select pselect6 poll ppoll
 """
-# Commands of fcntl and ioctl that are permitted: those that copy a file descriptor, or
-# read or set its flags, or ask whether it is a terminal. Others can send signals to
-# other processes.
-PERMITTED_COMMANDS = {
-  "fcntl": (0, 1, 2, 3, 4, 1030),
-  "ioctl": (0x5401, 0x541B, 0x5421, 0x5450, 0x5451),
+# Calls that are permitted if the argument of this index has one of these values.
+# Commands of fcntl and ioctl: those that copy a file descriptor, or read or set its
+# flags, or ask whether it is a terminal. Others can send signals to other processes.
+# Advice of madvise: what concerns the shell's own memory. Others can take memory from
+# the machine. The last two: no process but the shell, and no special messages.
+PERMITTED_VALUES = {
+  ("fcntl", 1): (0, 1, 2, 3, 4, 1030),
+  ("ioctl", 1): (0x5401, 0x541B, 0x5421, 0x5450, 0x5451),
+  ("madvise", 2): (0, 1, 2, 3, 4, 8, 14, 15, 16, 17),
+  ("sched_getaffinity", 0): (0,),
+  ("sendto", 3): (0,),
+  ("recvfrom", 3): (0,),
 }
 
 
@@ -276,13 +283,21 @@ def _give_up_rights(seccomp: ModuleType | None) -> None:
 
   Args:
     seccomp: the result of `_open_seccomp`.
+
+  Raises:
+    OSError: the kernel does not take the rights away.
   """
   directories = [path for path in READABLE if os.path.isdir(path)]
+  header = struct.pack("=Ii", CAPABILITIES, 0)
+  if sys.platform == "linux" and ctypes.CDLL(None).capset(header, bytes(24)):
+    raise OSError("the kernel refuses to take capabilities away")
   if landlock_version() > 0:
     _give_up_files(directories)
   if seccomp:
     _give_up_calls(seccomp)
   prefixes = tuple(f"{path}/" for path in directories)
+  # Code can change this module's constants, but not the hook's own.
+  denied, writing = DENIED, WRITING
 
   def check(event: str, arguments: tuple) -> None:
     """Refuse an audit event, unless it reads a file below the directories.
@@ -290,10 +305,10 @@ def _give_up_rights(seccomp: ModuleType | None) -> None:
     Raises:
       PermissionError: the event is refused. The agent reads this message.
     """
-    allowed = not event.startswith(DENIED)
+    allowed = not event.startswith(denied)
     if event in ("open", "os.listdir", "os.scandir"):
       path = arguments[0]
-      writes = event == "open" and arguments[2] & WRITING
+      writes = event == "open" and arguments[2] & writing
       inside = type(path) is str and path.startswith(prefixes) and ".." not in path
       allowed = type(path) is int or inside and not writes
     if not allowed:
@@ -319,15 +334,18 @@ def _give_up_calls(seccomp: ModuleType) -> None:
 
   for name in PERMITTED_CALLS.split():
     permit(name)
-  for name, commands in PERMITTED_COMMANDS.items():
-    for command in commands:
-      permit(name, seccomp.Arg(1, seccomp.EQ, command))
+  for (name, index), values in PERMITTED_VALUES.items():
+    for value in values:
+      permit(name, seccomp.Arg(index, seccomp.EQ, value))
+  # Before Linux 6.2, Landlock does not refuse to empty a file that may be read.
+  for name, index in (("open", 1), ("openat", 2)):
+    permit(name, seccomp.Arg(index, seccomp.MASKED_EQ, WRITING, 0))
   for name in ("kill", "tgkill"):
     permit(name, seccomp.Arg(0, seccomp.EQ, os.getpid()))
   mask = NEW_THREAD | NAMESPACES
   permit("clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, NEW_THREAD))
-  # Limits may be read, and not set.
-  permit("prlimit64", seccomp.Arg(2, seccomp.EQ, 0))
+  # The shell's own limits may be read, and not set.
+  permit("prlimit64", seccomp.Arg(0, seccomp.EQ, 0), seccomp.Arg(2, seccomp.EQ, 0))
   rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
   rules.load()
 
@@ -345,11 +363,14 @@ def _give_up_files(directories: list[str]) -> None:
   rights = _list_rights(landlock_version())
   rules = kernel.syscall(CREATE_RULESET, rights, len(rights), 0)
   for path in directories:
-    rule = struct.pack("=Qi", READ_FILE | READ_DIRECTORY, os.open(path, os.O_PATH))
+    directory = os.open(path, os.O_PATH)
+    rule = struct.pack("=Qi", READ_FILE | READ_DIRECTORY, directory)
     kernel.syscall(ADD_RULE, rules, 1, rule, 0)
+    os.close(directory)
   kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
   if kernel.syscall(RESTRICT_SELF, rules, 0):
     raise OSError("the kernel refuses Landlock's restrictions")
+  os.close(rules)
 
 
 def _list_rights(version: int) -> bytes:
