@@ -738,6 +738,8 @@ def test_keys_part_the_clients(tmp_path, upstream):
     patch = functools.partial(client.http.patch, path, json={"max_large_calls": 1})
     assert [patch(headers=key).status_code for key in (bob, root)] == [403, 200]
     assert client.http.get("/v1/sessions/s1", headers=bob).status_code == 404
+    ann_s = client.http.get(f"{path}?client=ann", headers=root).json()
+    assert (ann_s["client"], ann_s["call_limit"]) == ("ann", None)
     assert get().status_code == 401
 
 

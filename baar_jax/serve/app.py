@@ -377,9 +377,15 @@ class App(Starlette):
     return HTMLResponse(page)
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:
-    """Find the client's session in the path. Raises Refusal if there is none."""
-    id_ = request.path_params["id"]
-    purse = self.exchange.sessions.find_purse(key.client, id_)
+    """Find the client's session in the path; an operator may name the client.
+
+    Raises:
+      Refusal: there is none.
+    """
+    client = key.client
+    if key.operator:
+      client = request.query_params.get("client")
+    purse = self.exchange.sessions.find_purse(client, request.path_params["id"])
     if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
     return purse
