@@ -20,7 +20,6 @@ from baar_jax import Router
 from baar_jax.episode import Step
 from baar_jax.llms.chat_completions import FORM
 from baar_jax.llms.client import FORMS, Outcome, ask
-from baar_jax.llms.responses import Items
 from baar_jax.llms.usage import read_usage
 from baar_jax.llms.wire import FAILED
 from baar_jax.rollout.rules import Policy
@@ -242,8 +241,9 @@ CASES = [
     answer(mock.Mock(side_effect=RecursionError)),
   ),
   (
-    "This server refuses background. Send the whole history.",
-    lambda tmp: Items().resolve("", {"background": True}),
+    "This server refuses speed, which changes the cost of a call. Leave it out, and "
+    "send all messages.",
+    lambda tmp: read_history({"speed": "fast"}, FORMS["messages"]),
   ),
   (
     "Only an operator's key may change caps. Ask the operator.",

@@ -61,6 +61,7 @@ class Messages(WireForm):
   system = "system"
   opening = ("system", "tools", "tool_choice", "thinking")
   limits = ("max_tokens",)
+  unpriced = ("speed", "inference_geo")
   counts_beside = True
   endings = ("message_stop",)
 

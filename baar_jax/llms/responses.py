@@ -47,6 +47,7 @@ class Responses(WireForm):
   system = "instructions"
   opening = ("instructions", "tools", "text")
   limits = ("max_output_tokens",)
+  unpriced = ("conversation", "prompt", "background")
   endings = (
     "response.completed",
     "response.incomplete",
@@ -190,10 +191,6 @@ class Items:
     Raises:
       UnknownItem: a response or an item is not remembered.
     """
-    for field in ("conversation", "prompt", "background"):
-      if body.get(field):
-        # Only the provider knows what such a call costs.
-        raise UnknownItem(f"This server refuses {field}. Send the whole history.")
     given = body.get("input")
     earlier = body.pop("previous_response_id", None)
     items = [*self._find(client, earlier)] if earlier else []

@@ -135,6 +135,7 @@ class WireForm:
       changes, the model's prompt cache no longer fits.
     system: field of a request that has the system text; "" if it is in the messages.
     limits: fields of a request that limit the tokens of a reply.
+    unpriced: fields of a request whose effect on the cost only the provider knows.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
     last_status: HTTP status at which clients that have repeated a refused call stop.
@@ -145,6 +146,7 @@ class WireForm:
   system = ""
   opening: tuple[str, ...]
   limits: tuple[str, ...]
+  unpriced: tuple[str, ...] = ()
   counts_beside = False
   endings: tuple[str, ...]
   last_status = 400

@@ -404,8 +404,13 @@ def read_history(body: Mapping, form: WireForm = FORM) -> History:
     form: the wire form of the call.
 
   Raises:
-    Refusal: a message has a wrong field, or there is no message.
+    Refusal: a message has a wrong field, or there is no message, or the call has a
+      field whose effect on the cost is unknown.
   """
+  for field in form.unpriced:
+    if body.get(field) not in (None, False, "standard", "global"):
+      problem = f"This server refuses {field}, which changes the cost of a call"
+      raise Refusal(400, f"{problem}. Leave it out, and send all messages.")
   try:
     turns = form.read_turns(body)
   except ValueError as error:
