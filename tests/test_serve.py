@@ -767,7 +767,7 @@ def test_a_decision_without_a_report_expires_without_its_texts(tmp_path, upstrea
     assert client.session()["spent_usd"] > 0.04
 
 
-def test_responses_refer_to_earlier_ones(client, upstream):
+def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
   body = {"model": "gpt-9", "input": "Go out."}
   first = client.post("/v1/responses", body).json()
   (item,) = first["output"]
@@ -780,7 +780,9 @@ def test_responses_refer_to_earlier_ones(client, upstream):
     assert client.post("/v1/responses", body).status_code == 200
     sent = upstream.seen[-1]["input"]
     assert sent == [{"role": "user", "content": "Go out."}, item, more][number:]
-  body["input"] = [{"type": "item_reference", "id": "other"}]
+  monkeypatch.setattr("baar_jax.llms.responses.MOST_CHARS", 400)
+  client.post("/v1/responses", body | {"input": "Go in."})
+  body["input"] = [{"type": "item_reference", "id": item["id"]}]
   error = client.post("/v1/responses", body).json()["error"]["message"]
   assert "Set store: false" in error
 

@@ -16,8 +16,9 @@ from baar_jax.llms.wire import (
 # Fields of a tool call's item that are no arguments. The arguments of most calls are in
 # one field, and those of built-in tools in other fields.
 ENVELOPE = ("id", "type", "status", "call_id", "name", "namespace")
-# Most responses and items that are remembered.
-MOST_ITEMS = 300
+# Most responses and items that are remembered, and the most characters of their JSON.
+MOST_ITEMS = 1000
+MOST_CHARS = 256 << 20
 
 
 def join_replies(turns: Sequence[Turn]) -> list[Turn]:
@@ -164,7 +165,8 @@ class Items:
 
   def __init__(self) -> None:
     """Start without items."""
-    self._items: dict[tuple[str, str], list] = {}
+    # As JSON, which takes less memory than objects and tells its size.
+    self._items: dict[tuple[str, str], str] = {}
 
   def record(self, client: str, body: Mapping, answer: Mapping) -> None:
     """Remember the items of a response, unless the client sent store: false.
@@ -178,11 +180,12 @@ class Items:
     if not isinstance(output, list) or body.get("store") is False:
       return
     given = list_items(body["input"])
-    self._items[client, str(answer.get("id"))] = [*given, *output]
+    self._items[client, str(answer.get("id"))] = json.dumps([*given, *output])
     for item in output:
       if isinstance(item, dict):
-        self._items[client, str(item.get("id"))] = [item]
-    while len(self._items) > MOST_ITEMS:
+        self._items[client, str(item.get("id"))] = json.dumps([item])
+    texts = self._items.values()
+    while len(texts) > MOST_ITEMS or sum(map(len, texts)) > MOST_CHARS:
       self._items.pop(next(iter(self._items)))
 
   def resolve(self, client: str, body: dict) -> None:
@@ -211,7 +214,7 @@ class Items:
     if items is None:
       problem = f"This server does not have the response or item {str(id_)[:80]}"
       raise UnknownItem(f"{problem}. Set store: false, and send the whole history.")
-    return items
+    return json.loads(items)
 
 
 FORM = Responses()
