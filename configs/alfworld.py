@@ -19,35 +19,31 @@ def get_config(setting: str = "") -> config.Config:
   if setting:
     c = sciworld.get_config(setting)
     c.name = "alfworld-paper"
-    sizes = {"train_tasks": 2420, "dev_tasks": 100, "test_tasks": 200, "processes": 16}
-  else:
-    c = quickstart.get_config()
-    c.name = "alfworld"
-    sizes = {"train_tasks": 240, "dev_tasks": 100, "test_tasks": 60}
-  c.env = config.EnvConfig(kind="alfworld", max_steps=30, **sizes)
-  if setting:
+    c.env = config.EnvConfig("alfworld", 2420, 100, 200, max_steps=30, processes=16)
     for split in ("train", "test"):
       c.env.options[f"{split}_split"] = f"mappings_{split}.json"
-  else:
-    c.bopo.lam = (0.5,)
-    c.bopo.learning_rate = 1.5e-2
-    c.bopo.adam_eps = 0.1
-    # These samples are played in all training games, not only in hard ones. Pretraining
-    # and the value heads learn from them too, whether they succeed or not.
-    c.references.plans = (
-      config.SamplePlan("samples", c.references.samples, all_tasks=True),
-      config.SamplePlan("steps", 10, all_tasks=True),
-      config.SamplePlan("repeats", 10, all_tasks=True),
-    )
-    cost_weights = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-    # An observation of ALFWorld lists the possible commands. Facts and words made the
-    # router worse there; see docs/trials.md.
-    c.value = config.ValueConfig(
-      updates=10_000,
-      inputs=("offers",),
-      cost_weights=cost_weights,
-      capped_cost_weights=(0.0, 0.5, 1.0, 2.0),
-      noise=0.2,
-      weight_decay=0.05,
-    )
+    return c
+  c = quickstart.get_config()
+  c.name = "alfworld"
+  c.env = config.EnvConfig("alfworld", 240, 100, 60, max_steps=30)
+  c.bopo.lam = (0.5,)
+  c.bopo.learning_rate = 1.5e-2
+  c.bopo.adam_eps = 0.1
+  # These samples are played in all training games, not only in hard ones. Pretraining
+  # and the value heads learn from them too, whether they succeed or not.
+  c.references.plans = (
+    config.SamplePlan("samples", c.references.samples, all_tasks=True),
+    config.SamplePlan("steps", 10, all_tasks=True),
+    config.SamplePlan("repeats", 10, all_tasks=True),
+  )
+  # An observation of ALFWorld lists the possible commands. Facts and words made the
+  # router worse there; see docs/trials.md.
+  c.value = config.ValueConfig(
+    updates=10_000,
+    inputs=("offers",),
+    cost_weights=(0.0, 0.1, 0.2, 0.5, 1.0, 2.0),
+    capped_cost_weights=(0.0, 0.5, 1.0, 2.0),
+    noise=0.2,
+    weight_decay=0.05,
+  )
   return c

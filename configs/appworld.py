@@ -15,20 +15,15 @@ def get_config(setting: str = "") -> config.Config:
     setting: "" or "paper".
   """
   config.check_setting(setting, "paper")
-  # AppWorld's engine can play only one episode per process.
-  env = {"kind": "appworld", "max_steps": 40, "live_per_process": 1}
   if setting:
     c = sciworld.get_config(setting)
     c.name = "appworld-paper"
-    c.env = config.EnvConfig(
-      train_tasks=105, dev_tasks=57, test_tasks=168, processes=64, **env
-    )
+    # AppWorld's engine can play only one episode per process.
+    c.env = config.EnvConfig("appworld", 105, 57, 168, processes=64, live_per_process=1)
     return c
   c = quickstart.get_config()
   c.name = "appworld"
-  c.env = config.EnvConfig(
-    train_tasks=36, dev_tasks=12, test_tasks=24, processes=2, **env
-  )
+  c.env = config.EnvConfig("appworld", 36, 12, 24, processes=2, live_per_process=1)
   # The test tasks are taken from AppWorld's split dev, whose tasks have solutions.
   # Scripted models need them.
   c.env.options["test_split"] = "dev"

@@ -31,15 +31,15 @@ def get_config(setting: str = "") -> config.Config:
   """
   config.check_setting(setting, "smollm2")
   c = config.Config(name="quickstart")
-  tasks = {"train_tasks": 68, "dev_tasks": 24, "test_tasks": 60}
+  c.env = config.EnvConfig(train_tasks=68, dev_tasks=24, test_tasks=60)
   # The test tasks of configs/reproduce.py are left out, and all that it leaves out.
-  options = {"skip_test_variations": 51}
-  c.env = config.EnvConfig(max_steps=40, options=options, **tasks)
+  c.env.options["skip_test_variations"] = 51
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
-  rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
-  c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
+  c.sft = config.SFTConfig(
+    updates=60, check_every=3, micro_episodes=8, learning_rates=(1e-2,), adam_eps=1e-2
+  )
   c.bopo = config.BoPOConfig(
     # This weight and the optimizer's settings, also those of vanilla RL, were chosen on
     # dev; see docs/trials.md.
@@ -58,13 +58,8 @@ def get_config(setting: str = "") -> config.Config:
   )
   c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 5, 10))
-  if setting:
-    _start_pretrained(c)
-  return c
-
-
-def _start_pretrained(c: config.Config) -> None:
-  """Start the router from SmolLM2's weights."""
+  if not setting:
+    return c
   c.name = "smollm2"
   c.pretrain = config.PretrainConfig()
   # A text has about twice as many tokens with SmolLM2's tokenizer as with one that is
@@ -81,3 +76,4 @@ def _start_pretrained(c: config.Config) -> None:
     vanilla_learning_rate=2e-5,
     vanilla_adam_eps=1e-8,
   )
+  return c

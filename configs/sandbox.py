@@ -18,23 +18,28 @@ def get_config(setting: str = "") -> config.Config:
   if setting:
     c.models.names = TRIO
   c.env = config.EnvConfig("sandbox", 1920, 128, 256, max_steps=18, live_per_process=16)
-  texts = {
-    "max_tokens": 320,
-    "description_tokens": 16,
-    "action_tokens": 8,
-    "result_tokens": 16,
-  }
-  c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
+  c.router = config.RouterConfig(
+    vocab_size=512,
+    max_tokens=320,
+    description_tokens=16,
+    action_tokens=8,
+    result_tokens=16,
+    **RANDOM_WEIGHTS,
+  )
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
-  samples = config.SamplePlan("samples", c.references.samples, all_tasks=True)
-  c.references.plans = (samples,)
-  fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
-  # The sandbox has enough episodes for the value heads not to overfit without noise and
-  # weight decay.
-  smooth = {"noise": 0.0, "weight_decay": 0.0}
-  cost_weights = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+  c.references.plans = (
+    config.SamplePlan("samples", c.references.samples, all_tasks=True),
+  )
   c.value = config.ValueConfig(
-    updates=20_000, cost_weights=cost_weights, **fit, **smooth
+    updates=20_000,
+    cost_weights=(0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0),
+    heads=3,
+    value_width=128,
+    advantage_width=128,
+    # The sandbox has enough episodes for the value heads not to overfit without noise
+    # and weight decay.
+    noise=0.0,
+    weight_decay=0.0,
   )
   c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
   c.bopo = config.BoPOConfig(

@@ -52,23 +52,23 @@ def get_config(setting: str = "") -> config.Config:
     c.name = f"sciworld-{setting}"
     c.models.names, c.models.skills = TRIOS[setting]
     return c
-  # The scripted models can play 1,783 tasks of the engine's training split. The number
-  # of processes is fixed, because each live episode needs memory for a row of the
-  # router's KV cache.
-  sizes = {"train_tasks": 1700, "dev_tasks": 100, "test_tasks": 200, "processes": 16}
-  texts = {"description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
   # Fields that are not set here keep the defaults of baar_jax/config.py, which are the
   # paper's values.
   c = config.Config(
     name="sciworld",
-    env=config.EnvConfig(kind="scienceworld", **sizes),
+    # The scripted models can play 1,783 tasks of the engine's training split. The
+    # number of processes is fixed, because each live episode needs memory for a row of
+    # the router's KV cache.
+    env=config.EnvConfig("scienceworld", 1700, 100, 200, processes=16),
     # The weights are in a local directory in Hugging Face's format.
     router=config.RouterConfig(
       weights="weights/Qwen2.5-1.5B",
       dtype="bfloat16",
       max_tokens=4096,
       buckets=4,
-      **texts,
+      description_tokens=256,
+      action_tokens=32,
+      result_tokens=64,
     ),
     sft=config.SFTConfig(micro_episodes=8),
     evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),
