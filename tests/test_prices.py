@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import LARGE, SMALL, CacheRule, Call, Step, Usage
 from baar_jax.llms.prices import (
+  CACHE_RULES,
   Billing,
   Outlook,
   Price,
   Read,
   cached_tokens,
   cost_usd,
-  find_rule,
+  find_row,
   open_billing,
   prices_of,
 )
@@ -107,7 +108,7 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
   ],
 )
 def test_the_rule_of_a_model_family(name, minimum, step):
-  rule = find_rule(name)
+  rule = find_row(CACHE_RULES, name)
   assert (rule.min_tokens, rule.block_tokens) == (minimum, step)
 
 

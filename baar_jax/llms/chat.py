@@ -247,9 +247,9 @@ class ReplyBooks:
   lost: list[Call] = dataclasses.field(default_factory=list)
   start_s: float = dataclasses.field(default_factory=time.monotonic)
 
-  def may_move(self, outcome: Outcome) -> bool:
-    """Return False, because no other model takes over."""
-    return False
+  def list_successors(self, outcome: Outcome) -> tuple[()]:
+    """Return no models, because no other model takes over."""
+    return ()
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -20,7 +20,6 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.llms.wire import (
   FAILED,
   PRESUMED,
-  Complaint,
   WireForm,
   backoff_s,
   clean,
@@ -43,8 +42,15 @@ TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too l
 LONGEST_RETRY_AFTER_S = 300.0
 # Names of the HTTP library's exceptions that mean that no part of a request was sent.
 # So nothing was billed.
-NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
-NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol", "ExceptionGroup")
+NOT_SENT = (
+  "ConnectError",
+  "ConnectTimeout",
+  "PoolTimeout",
+  "ProxyError",
+  "LocalProtocolError",
+  "UnsupportedProtocol",
+  "ExceptionGroup",
+)
 # The wire forms, by the path of their requests.
 FORMS: dict[str, WireForm] = {}
 for module in (chat_completions, responses, messages):
@@ -120,7 +126,7 @@ def explain(failure: Exception) -> Outcome:
 
 
 def read_refusal(
-  status: int, body: str, error: Complaint, headers: Mapping[str, str], key: str
+  status: int, body: bytes, headers: Mapping[str, str], key: str
 ) -> Outcome:
   """Make the outcome of an answer with an HTTP status other than success.
 
@@ -128,12 +134,13 @@ def read_refusal(
 
   Args:
     status: the HTTP status.
-    body: the text of the answer.
-    error: the error in the body.
+    body: the body of the answer.
     headers: the answer's headers about retries.
     key: the key for the endpoint.
   """
-  message = error.message or body
+  text = body.decode(errors="replace")
+  error = read_error(text)
+  message = error.message or text
   code = error.code
   is_overflow = code == OVERFLOW or (
     status < 500 and bool(TOO_LONG.search(message.lower()))
@@ -270,7 +277,17 @@ class Client:
     for path, form in FORMS.items():
       self._headers[path] = form.list_headers(self.endpoint, self._key)
     try:
-      self.http = self._open_http()
+      self.http = httpx2.AsyncClient(
+        base_url=self.endpoint.base_url,
+        headers={"accept-encoding": "identity", "content-type": "application/json"},
+        # A connection is not used twice: bytes that are left over from one answer would
+        # be taken for the next one.
+        limits=httpx2.Limits(max_keepalive_connections=0),
+        # Cookies are not kept, so that the provider cannot link calls by cookies.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        follow_redirects=False,
+        timeout=httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s)),
+      )
     except (ImportError, ValueError, httpx2.InvalidURL):
       # The error may contain the proxy's password.
       variables = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
@@ -278,20 +295,6 @@ class Client:
         f"{variables} name no proxy that can be used: set http:// addresses, or unset "
         "the variables"
       ) from None
-
-  def _open_http(self) -> httpx2.AsyncClient:
-    """Open the connection pool of the endpoint."""
-    return httpx2.AsyncClient(
-      base_url=self.endpoint.base_url,
-      headers={"accept-encoding": "identity", "content-type": "application/json"},
-      # A connection is not used twice: bytes that are left over from one answer would
-      # be taken for the next one.
-      limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-      # Cookies are not kept, so that the provider cannot link calls by cookies.
-      cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-      follow_redirects=False,
-      timeout=httpx2.Timeout(None, connect=min(CONNECT_S, self.config.timeout_s)),
-    )
 
   def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
     """Compute the worst case of one attempt, in dollars.
@@ -372,10 +375,8 @@ class Client:
       meter = Meter(form.counts_beside)
       fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
       return UNREADABLE if fields is None else Whole(fields, meter)
-    text = content.decode(errors="replace")
     passed = pick_headers(response.headers, RETRY_HEADERS)
-    error = read_error(text)
-    return read_refusal(response.status_code, text, error, passed, self._key)
+    return read_refusal(response.status_code, content, passed, self._key)
 
 
 # The type of the result of one attempt: an Outcome in a run that plays tasks. In
@@ -388,8 +389,8 @@ Answer = TypeVar("Answer")
 class Books(Protocol[Attempted, Answer]):
   """The account of one call, which pays for the attempts and chooses the model."""
 
-  def may_move(self, outcome: Outcome) -> bool:
-    """Tell whether another model may take over after the last retry of this one."""
+  def list_successors(self, outcome: Outcome) -> Collection[int]:
+    """List the models that may take over after the last retry of this one."""
 
   def reserve(self) -> contextlib.AbstractContextManager:
     """Reserve the worst case of an attempt while it is made, and record the attempt."""
@@ -440,7 +441,7 @@ async def ask(books: Books[Attempted, Answer], retries: int) -> Answer:
     if answer is not None:
       return answer
     is_last = attempt == retries or outcome.is_paused or outcome.hopeless
-    if outcome.fatal or is_last and not books.may_move(outcome):
+    if outcome.fatal or is_last and not books.list_successors(outcome):
       raise books.refuse(outcome, attempt + 1)
     is_waiting = not (outcome.is_paused or outcome.hopeless)
     wait_s = is_waiting * (outcome.wait_s + backoff_s(attempt))

@@ -9,9 +9,9 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
@@ -87,22 +87,30 @@ KINDS = REQUIRED | {"cache_read_mtok", "cache_write_mtok"}
 UNUSED = re.compile("searches_kcount|audio|image|video|_1h_")
 
 
+def find_model(name: str) -> Any:
+  """Find a model in the list of genai-prices; return None if the list lacks it."""
+  # The import is slow, and it also imports an HTTP client.
+  from genai_prices.data_snapshot import get_snapshot
+
+  try:
+    return get_snapshot().find_provider_model(name, None, None, None)[1]
+  except LookupError:
+    return None
+
+
 def list_price(name: str) -> Price:
   """Look up today's list price of a model.
 
   Raises:
     ValueError: the model is unknown, or it is not priced by its tokens alone.
   """
-  # The import is slow, and it also imports an HTTP client.
-  from genai_prices.data_snapshot import get_snapshot
-  from genai_prices.types import TimeOfDateConstraint
-
-  try:
-    _, model = get_snapshot().find_provider_model(name, None, None, None)
-  except LookupError:
+  model = find_model(name)
+  if model is None:
     raise ValueError(
       f"The model {name!r} has no list price. Set --config.models.prices."
-    ) from None
+    )
+  from genai_prices.types import TimeOfDateConstraint
+
   # A price is plain if it is the same at every time of day.
   is_plain = True
   if isinstance(model.prices, list):
@@ -212,10 +220,9 @@ def count_tokens(text: str) -> int:
   return math.ceil(len(text) / CHARS_PER_TOKEN)
 
 
-def find_rule(name: str) -> CacheRule:
-  """Find the rule of a model's prompt cache by the model's name."""
-  rules = (rule for pattern, rule in CACHE_RULES.items() if re.search(pattern, name))
-  return next(rules)
+def find_row(table: Mapping[str, Any], name: str) -> Any:
+  """Find the first row of a table whose pattern matches a model's name."""
+  return next(row for pattern, row in table.items() if re.search(pattern, name))
 
 
 class Read(NamedTuple):
@@ -378,7 +385,7 @@ def open_billing(
   """
   rules = []
   for name in config.names:
-    rule = cache_rule or find_rule(name)
+    rule = cache_rule or find_row(CACHE_RULES, name)
     rules.append(rule if config.prompt_cache else None)
   prices = prices_of(config.names, config.prices)
   return Billing(prices, tuple(rules), step_s)

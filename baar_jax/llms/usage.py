@@ -1,11 +1,10 @@
 """Read the usage that answers report, in every wire form, without trusting it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 
 from baar_jax.episode import Usage
-from baar_jax.llms.wire import is_json
+from baar_jax.llms.wire import read_json
 
 # Providers' service tiers that cost the list price or less. The prices of all other
 # tiers count as unknown.
@@ -78,11 +77,8 @@ class Meter:
       repeated.append(len(fields) < len(pairs))
       return fields
 
-    try:
-      fields = json.loads(text, object_pairs_hook=read_object)
-    except (ValueError, RecursionError):
-      return None
-    if not isinstance(fields, dict) or not is_json(fields):
+    fields = read_json(text, read_object)
+    if fields is None:
       return None
     if any(repeated):
       self.problem = "a key occurs twice"
@@ -95,9 +91,9 @@ class Meter:
   def note(self, holder: Mapping) -> None:
     """Note the usage and the service tier of an object, if it has them."""
     usage = holder.get("usage")
-    if usage is not None and not isinstance(usage, dict):
-      self.problem = "it is no JSON object"
     if not isinstance(usage, dict):
+      if usage is not None:
+        self.problem = "it is no JSON object"
       usage = {}
     for tier in (holder.get("service_tier"), usage.get("service_tier")):
       if tier is not None and tier not in TIERS:

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -319,11 +319,7 @@ def read_error(text: str | bytes) -> Complaint:
   error = fields.get("error", fields)
   if not isinstance(error, dict):
     error = {}
-  return Complaint(
-    message=str(error.get("message") or ""),
-    type=str(error.get("type") or ""),
-    code=str(error.get("code") or ""),
-  )
+  return Complaint(*(str(error.get(name) or "") for name in Complaint._fields))
 
 
 def read_content(content: object) -> str:
@@ -372,22 +368,21 @@ def check_objects(values: object, field: str) -> list[dict]:
   return values
 
 
-def read_json(text: str | bytes) -> dict | None:
-  """Read a JSON object; return None if the text is not one."""
+def read_json(
+  text: str | bytes, read_object: Callable[[list], dict] | None = None
+) -> dict | None:
+  """Read a JSON object; return None if the text is not one, or has NaN or infinities.
+
+  Args:
+    text: the JSON text.
+    read_object: makes each object from its pairs of a name and a value.
+  """
   try:
-    fields = json.loads(text)
+    fields = json.loads(text, object_pairs_hook=read_object)
+    json.dumps(fields, allow_nan=False)
   except (ValueError, RecursionError):
     return None
-  return fields if isinstance(fields, dict) and is_json(fields) else None
-
-
-def is_json(value: object) -> bool:
-  """Tell whether a value can be written as strict JSON, without NaN and infinities."""
-  try:
-    json.dumps(value, allow_nan=False)
-  except (ValueError, RecursionError):
-    return False
-  return True
+  return fields if isinstance(fields, dict) else None
 
 
 def backoff_s(attempt: int) -> float:

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -70,10 +70,9 @@ class App(Starlette):
     """
     self.exchange = exchange
     self._keys = keys
-    policies = {}
-    for rule, decider in exchange.deciders.items():
-      policies[rule] = decider.policy
-    self.desk = Desk(exchange.config, exchange.sessions, policies, label_policy)
+    self.desk = Desk(
+      exchange.config, exchange.sessions, exchange.deciders, label_policy
+    )
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
@@ -188,7 +187,6 @@ class App(Starlette):
     """Answer a call in its wire form: choose a model, call it, and book the cost."""
     body = await self._read(request)
     headers = read_headers(request)
-    is_stream = bool(body.get("stream"))
     try:
       if form is responses.FORM:
         self.exchange.items.resolve(key.name, body)
@@ -214,7 +212,13 @@ class App(Starlette):
       return StreamingResponse(
         delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
       )
-    return respond(form, fields, is_stream, own_headers)
+    if body.get("stream"):
+      content = b"".join(map(write_event, form.write_stream(fields)))
+      return Response(content, headers=own_headers, media_type=EVENT_STREAM)
+    # JSON escapes all characters beyond ASCII here, because a model's text may end with
+    # half a surrogate pair, which UTF-8 cannot encode.
+    content = json.dumps(fields)
+    return Response(content, headers=own_headers, media_type="application/json")
 
   async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
     """Pass a request for a count of tokens on to SMALL. It costs nothing."""
@@ -290,12 +294,9 @@ class App(Starlette):
     if not key.operator:
       raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
     purse = self._find_purse(request, key)
-    caps = Caps.read(await self._read(request))
-    cap = purse.cap
-    if "max_usd" in caps.model_fields_set:
-      cap = Cap(cap.calls, caps.max_usd)
-    if "max_large_calls" in caps.model_fields_set:
-      cap = Cap(caps.max_large_calls, cap.usd)
+    old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
+    caps = Caps.read(old | await self._read(request))
+    cap = Cap(caps.max_large_calls, caps.max_usd)
     self.exchange.sessions.change_caps(purse, cap)
     return JSONResponse(self.desk.describe(purse))
 
@@ -391,26 +392,6 @@ class App(Starlette):
     return purse
 
 
-def respond(
-  form: WireForm, answer: dict, is_stream: bool, headers: Mapping[str, str]
-) -> Response:
-  """Make the response that carries a whole answer.
-
-  Args:
-    form: the wire form of the answer.
-    answer: the answer.
-    is_stream: whether to send the answer as a stream.
-    headers: the headers of the response.
-  """
-  if is_stream:
-    content = b"".join(map(write_event, form.write_stream(answer)))
-    return Response(content, headers=headers, media_type=EVENT_STREAM)
-  # JSON escapes all characters beyond ASCII here, because a model's text may end with
-  # half a surrogate pair, which UTF-8 cannot encode.
-  content = json.dumps(answer)
-  return Response(content, headers=headers, media_type="application/json")
-
-
 def respond_error(refusal: Refusal, request: Request) -> Response:
   """Make the response to a refused request, in the form that the client speaks."""
   form = chat_completions.FORM
@@ -421,5 +402,5 @@ def respond_error(refusal: Refusal, request: Request) -> Response:
   headers = dict(refusal.headers)
   if refusal.status < 500:
     headers.setdefault("x-should-retry", "false")
-  body = form.write_error(refusal.body["error"], refusal.status)
+  body = form.write_error(refusal.error, refusal.status)
   return JSONResponse(body, refusal.status, headers)

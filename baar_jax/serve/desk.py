@@ -9,7 +9,7 @@ from typing import NamedTuple
 from baar_jax.config import Config
 from baar_jax.llms.calls import State
 from baar_jax.llms.wire import FAILED, PRESUMED, WireForm
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.request import (
   CallFields,
@@ -59,23 +59,23 @@ class Desk:
     self,
     config: Config,
     sessions: Sessions,
-    policies: Mapping[str, Policy],
+    deciders: Mapping[str, Decider],
     label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the model names.
 
     Args:
-      policies: the policies that clients can select, by rule.
+      deciders: the deciders of the policies that clients can select, by rule.
       label_policy: writes a policy's label for readers.
     """
     self._config = config.serve
     self._names = config.models.names
     self._label_policy = label_policy
     self._sessions = sessions
-    self._policies = policies
+    self._deciders = deciders
     policy_of_name = {}
-    for rule, policy in policies.items():
-      weights = policy.cost_weights
+    for rule, decider in deciders.items():
+      weights = decider.policy.cost_weights
       policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
         rule, min(weights, default=None)
       )
@@ -135,7 +135,18 @@ class Desk:
     if conversation and conversation.state.policy != policy:
       conversation = None
     if conversation is None and not is_side:
-      conversation = self._begin(purse, fields, history, selected)
+      state = State(
+        selected.rule,
+        selected.cost_weight,
+        policy,
+        task_id=fields.task_id or history.opening,
+        description=history.task * serve_config.record_text,
+        opening=history.opening,
+        began_s=time.time(),
+      )
+      conversation = self._sessions.begin_conversation(
+        purse, fields.conversation, state
+      )
     if conversation:
       # So an equal call that comes before this one's attempt takes its own twin.
       conversation.changed_s = time.time()
@@ -144,25 +155,9 @@ class Desk:
     if records and records[-1].place == len(history.actions) - 1:
       action = history.actions[-1] * serve_config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
-    call = ClientCall(form, body, history, purse, conversation)
-    call.passed_headers = pass_headers(headers)
-    call.query = headers.get("query", "")
-    return call
-
-  def _begin(
-    self, purse: Purse, fields: CallFields, history: History, selected: SelectedPolicy
-  ) -> Conversation:
-    """Begin a conversation of a purse."""
-    state = State(
-      selected.rule,
-      selected.cost_weight,
-      self.find_spec(selected, purse.cap).key,
-      task_id=fields.task_id or history.opening,
-      description=history.task * self._config.record_text,
-      opening=history.opening,
-      began_s=time.time(),
-    )
-    return self._sessions.begin_conversation(purse, fields.conversation, state)
+    passed_headers = pass_headers(headers)
+    query = headers.get("query", "")
+    return ClientCall(form, body, history, purse, conversation, passed_headers, query)
 
   def _select(self, name: str) -> SelectedPolicy:
     """Find the policy of a model name, or of the name that it is an alias of.
@@ -267,7 +262,7 @@ class Desk:
 
   def find_spec(self, selected: SelectedPolicy | State, cap: Cap) -> PolicySpec:
     """Find the policy whose key a conversation's episode is stored under."""
-    spec = self._policies[selected.rule].spec
+    spec = self._deciders[selected.rule].policy.spec
     # The key of a policy that samples rollouts contains the number of the update that
     # learns from its episodes, so a session's cap must not change this key.
     if spec.rollout:
@@ -326,7 +321,7 @@ class Desk:
       caches[names[model]] = vars(cache)
     state = conversation.state
     label = state.rule
-    if state.rule in self._policies:
+    if state.rule in self._deciders:
       label = self._label_policy(self.find_spec(state, conversation.purse.cap))
     return dict(
       id=conversation.id,

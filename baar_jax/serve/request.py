@@ -109,7 +109,7 @@ class Refusal(ValueError):
   Attributes:
     status: the HTTP status.
     code: the `error.code` of the body.
-    body: the JSON body of the answer.
+    error: the error of the answer's JSON body.
     headers: headers of the answer, such as the session's name.
   """
 
@@ -123,7 +123,7 @@ class Refusal(ValueError):
     code: str | None = None,
     **fields: object,
   ):
-    """Write the body of the error answer.
+    """Write the error of the answer.
 
     Args:
       status: the HTTP status.
@@ -135,8 +135,7 @@ class Refusal(ValueError):
     super().__init__(message)
     self.status = status
     self.code = code or kind
-    error = dict(message=message, type=kind, param=None, code=self.code, **fields)
-    self.body = {"error": error}
+    self.error = dict(message=message, type=kind, param=None, code=self.code, **fields)
 
 
 class StrictRecord(BaseModel):

@@ -203,11 +203,7 @@ class RoutedCall:
     """Return what an attempt at the chosen model may cost."""
     return self.affordable.offers[self.step.model]
 
-  def may_move(self, outcome: Outcome) -> bool:
-    """Tell whether another model may answer after the chosen one has failed."""
-    return bool(self._list_successors(outcome))
-
-  def _list_successors(self, outcome: Outcome) -> set[int]:
+  def list_successors(self, outcome: Outcome) -> set[int]:
     """List the models that may answer after the chosen one has failed.
 
     If the call does not fit its window, these are the models with a larger one.
@@ -318,7 +314,7 @@ class RoutedCall:
     """Choose the model of the next attempt, after a wait.
 
     The same model tries again, unless it has no retry left or its call no longer fits
-    the budgets. Then the affordable one of `_list_successors` takes its place whose
+    the budgets. Then the affordable one of `list_successors` takes its place whose
     index is nearest.
 
     Args:
@@ -343,7 +339,7 @@ class RoutedCall:
     if is_new:
       self.failed.add(model)
       self.step.logp = None
-      ranks = {*self.affordable.models} & self._list_successors(outcome)
+      ranks = {*self.affordable.models} & self.list_successors(outcome)
       model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
     conversation = self.call.conversation
     if model is None or conversation and conversation.score is not None:
@@ -379,8 +375,7 @@ class RoutedCall:
       self.book_reply()
       outcome = dataclasses.replace(explain(failure), message=message)
       refusal = self.refuse(outcome)
-      event = form.write_failure(refusal.body["error"], refusal.status)
-      yield write_event(event)
+      yield write_event(form.write_failure(refusal.error, refusal.status))
       return
     self.book_reply(meter)
     yield block
@@ -392,25 +387,24 @@ class RoutedCall:
       meter: the usage of the answer; None if the stream broke before its end. If the
         usage is impossible, the reply is booked at its worst case.
     """
-    model = self.step.model
     call = self.call
     usage = Usage(0, 0, 0)
-    usd = None
+    usd = self.offer.worst_case_usd
+    outcome = PRESUMED
     if meter:
       try:
         usage, usd = self.upstream.price_usage(meter)
+        outcome = REPLY
       except ImpossibleUsage as error:
         self.upstream.is_tier_known = self.upstream.endpoint.is_private
         problem = f"{self.upstream.name} counts at its worst case. {error}"
         print(f"error: {problem}", file=sys.stderr)
-    worst_case_usd = self.offer.worst_case_usd
-    billed = Call(model, usage, worst_case_usd, time.monotonic() - call.start_s)
-    outcome = PRESUMED
+    kind = "act" if meter else PRESUMED
+    latency_s = time.monotonic() - call.start_s
+    billed = Call(self.step.model, usage, usd, latency_s, kind=kind)
     cache = None
     switch_usd = 0.0
-    if usd is not None:
-      outcome = REPLY
-      billed = dataclasses.replace(billed, cost_usd=usd)
+    if outcome == REPLY:
       # What a client reports proves nothing about later calls of this server.
       is_proven = self.last_attempt.number not in call.purse.reported
       self.upstream.is_tier_known |= is_proven
@@ -422,8 +416,6 @@ class RoutedCall:
           is_proven=is_proven,
         )
       switch_usd = self._switch_usd(billed)
-    elif meter is None:
-      billed = dataclasses.replace(billed, kind=PRESUMED)
     self.usd = billed.cost_usd + self.step.spent_usd
     self._measure(usage)
     record = None
@@ -431,14 +423,13 @@ class RoutedCall:
       atoms = []
       with contextlib.suppress(*MALFORMED):
         atoms = hash_turn(call.form.read_reply(self.answer))
-      size = call.bound_tokens
       record = Record(
         self.step,
         call.place,
         cache,
         switch_usd,
         atoms,
-        size,
+        call.bound_tokens,
         call.has_tools,
         known=self.decision.known,
       )

@@ -21,7 +21,7 @@ from baar_jax.llms.client import (
   Stream,
   Whole,
 )
-from baar_jax.llms.prices import CHARS_PER_TOKEN
+from baar_jax.llms.prices import CHARS_PER_TOKEN, find_model, find_row
 from baar_jax.llms.wire import (
   FAILED,
   WireForm,
@@ -102,29 +102,17 @@ def find_limits(config: ModelsConfig, index: int) -> Limits:
     ValueError: the file of a tokenizer cannot be read.
   """
   name = config.names[index]
-  rows = (row for pattern, row in FAMILIES.items() if re.search(pattern, name))
-  tokenizer, reply_tokens = next(rows)
+  tokenizer, reply_tokens = find_row(FAMILIES, name)
   if config.tokenizer_families:
     tokenizer = config.tokenizer_families[index]
-  window = find_window(name)
+  model = find_model(name)
+  window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
   count = count_bytes
   if tokenizer.endswith(".json"):
     count = open_tokenizer(tokenizer)
-  return Limits(tokenizer or name, reply_tokens, window, count)
-
-
-def find_window(name: str) -> float:
-  """Look up the window of a model in tokens; infinite if it is not known."""
-  # The import is slow.
-  from genai_prices.data_snapshot import get_snapshot
-
-  try:
-    _, model = get_snapshot().find_provider_model(name, None, None, None)
-  except LookupError:
-    return math.inf
-  return model.context_window or math.inf
+  return Limits(tokenizer or name, reply_tokens, window or math.inf, count)
 
 
 def open_tokenizer(path: str) -> Callable[[str], int]:
