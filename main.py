@@ -15,7 +15,6 @@ import runpy
 import signal
 import sqlite3
 import sys
-from collections import Counter
 from pathlib import Path
 
 # Python's usual exception for Ctrl-C could be lost in a callback of JAX, so this
@@ -148,8 +147,8 @@ def parse(
       raise flags.Error(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
-    names = (word.partition("=")[0].lstrip("-") for word in argv)
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    names = [word.partition("=")[0].lstrip("-") for word in argv]
+    repeated = [name for name in names if names.count(name) > 1]
     for name in repeated:
       with contextlib.suppress(AttributeError):  # Not all words are fields.
         field = operator.attrgetter(name.removeprefix("config."))
@@ -301,13 +300,16 @@ def check_environment(config: Config) -> None:
   environment = table.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live
-  requirement = f"at most {most} for {environment.__name__}"
-  require(live <= most, "env.live_per_process", requirement)
+  require(
+    live <= most, "env.live_per_process", f"at most {most} for {environment.__name__}"
+  )
   if config.models.kind == "scripted":
     for name, value in environment.scripted_options.items():
-      is_valid = config.env.options.get(name, value) == value
-      requirement = f"{value} for scripted models, which follow solutions"
-      require(is_valid, f"env.options.{name}", requirement)
+      require(
+        config.env.options.get(name, value) == value,
+        f"env.options.{name}",
+        f"{value} for scripted models, which follow solutions",
+      )
 
 
 def check_machine(config: Config) -> None:
@@ -323,8 +325,11 @@ def check_machine(config: Config) -> None:
     "serve.key_variable": (config.serve.key_variable,),
   }
   for field, names in variables.items():
-    is_valid = {"", *os.environ}.issuperset(names)
-    require(is_valid, field, "the name of an environment variable that is set, or ''")
+    require(
+      {"", *os.environ}.issuperset(names),
+      field,
+      "the name of an environment variable that is set, or ''",
+    )
   router = config.router
   layer = (
     2 * (router.num_heads + router.num_kv_heads) * router.head_dim

@@ -108,8 +108,8 @@ class EnvConfig:
   dev_tasks: int = positive(34)
   test_tasks: int = positive(60)
   max_steps: int = positive(40)
-  processes: int = not_negative(0, 10**4)
-  live_per_process: int = positive(4, 10**4)
+  processes: int = not_negative(0, 10_000)
+  live_per_process: int = positive(4, 10_000)
   timeout_s: float = positive(120.0)
   options: dict = Field(default_factory=dict)
 
@@ -162,14 +162,14 @@ class ModelsConfig:
   base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
-  max_completion_tokens: int = positive(1024, 10**7)
+  max_completion_tokens: int = positive(1024, 10_000_000)
   forms: tuple[Annotated[str, Field(pattern=FORMS)], ...] = ()
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
   tokenizer_families: tuple[str, ...] = ()
   context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
-  concurrency: int = positive(16, 10**4)
+  concurrency: int = positive(16, 10_000)
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
   max_failures: int = positive(100)
@@ -230,9 +230,9 @@ class RouterConfig:
   hidden_size: int = positive(64)
   intermediate_size: int = positive(192)
   num_layers: int = positive(2, 1000)
-  num_heads: int = positive(2, 10**4)
-  num_kv_heads: int = positive(1, 10**4)
-  head_dim: int = Field(32, gt=0, le=10**4, multiple_of=2)
+  num_heads: int = positive(2, 10_000)
+  num_kv_heads: int = positive(1, 10_000)
+  head_dim: int = Field(32, gt=0, le=10_000, multiple_of=2)
   rope_theta: float = Field(10_000.0, ge=1, le=1e12)
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
@@ -251,8 +251,11 @@ class RouterConfig:
     least = 2 * (previews + MARKUP_TOKENS[self.view])
     remedy = "or lower description_tokens, action_tokens or result_tokens"
     require(self.max_tokens >= least, "max_tokens", f"at least {least}, {remedy}")
-    is_valid = self.num_heads % self.num_kv_heads == 0
-    require(is_valid, "num_heads", "a multiple of --config.router.num_kv_heads")
+    require(
+      self.num_heads % self.num_kv_heads == 0,
+      "num_heads",
+      "a multiple of --config.router.num_kv_heads",
+    )
     return self
 
 
@@ -328,9 +331,11 @@ class ReferencesConfig:
     kinds = [plan.kind for plan in self.plans]
     require(len(kinds) == len({*kinds}), "plans", "plans of different kinds")
     for plan in self.plans:
-      is_valid = plan.all_tasks or plan.kind != "samples"
-      requirement = "plans in which samples have all_tasks: ('samples', COUNT, True)"
-      require(is_valid, "plans", requirement)
+      require(
+        plan.all_tasks or plan.kind != "samples",
+        "plans",
+        "plans in which samples have all_tasks: ('samples', COUNT, True)",
+      )
     return self
 
 
@@ -357,7 +362,7 @@ class ValueConfig:
       multiple of their own standard deviation.
   """
 
-  updates: int = Field(0, ge=0, lt=10**6)
+  updates: int = Field(0, ge=0, lt=1_000_000)
   inputs: tuple[Literal["hidden", "facts", "offers", "words"], ...] = Field(
     ("facts", "offers", "words"), min_length=1
   )
@@ -366,7 +371,7 @@ class ValueConfig:
   heads: int = positive(5, 100)
   value_width: int = positive(64, 1000)
   advantage_width: int = positive(32, 1000)
-  batch_decisions: int = positive(1024, 10**5)
+  batch_decisions: int = positive(1024, 100_000)
   learning_rate: float = positive(2e-3, 1)
   weight_decay: float = not_negative(0.3, 100)
   noise: float = not_negative(0.5, 100)
@@ -396,11 +401,11 @@ class SFTConfig:
     clip_norm: Largest norm of a gradient; a longer gradient is scaled down.
   """
 
-  updates: int = Field(150, gt=0, lt=10**6)
-  check_every: int = Field(5, gt=0, lt=10**6)
-  patience: int = Field(4, gt=0, lt=10**6)
+  updates: int = Field(150, gt=0, lt=1_000_000)
+  check_every: int = Field(5, gt=0, lt=1_000_000)
+  patience: int = Field(4, gt=0, lt=1_000_000)
   batch_episodes: int = positive(64)
-  micro_episodes: int = positive(16, 10**5)
+  micro_episodes: int = positive(16, 100_000)
   hard_share: float = not_negative(0.7, 1)
   learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
     (2e-5,), min_length=1
@@ -449,7 +454,7 @@ class BoPOConfig:
   )
   r_success: float = not_negative(1.0, 100)
   r_hard: float = not_negative(0.5, 100)
-  group_size: int = Field(8, ge=2, le=10**5)
+  group_size: int = Field(8, ge=2, le=100_000)
   advantage_eps: float = positive(0.1, 100)
   advantage_clip: float = positive(5.0)
   reference_guided: bool = True
@@ -460,8 +465,8 @@ class BoPOConfig:
   learning_rate: float = positive(1e-6, 1)
   adam_eps: float = positive(1e-8, 1)
   clip_norm: float = positive(1.0)
-  updates: int = Field(100, gt=0, lt=10**6)
-  tasks_per_update: int = positive(8, 10**5)
+  updates: int = Field(100, gt=0, lt=1_000_000)
+  tasks_per_update: int = positive(8, 100_000)
   epochs: int = positive(1, 1000)
   batch_episodes: int = positive(64)
   vanilla_learning_rate: float = positive(1e-6, 1)
@@ -494,7 +499,7 @@ class BaselinesConfig:
     Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...
   ] = ()
   compared_lam: float | None = not_negative(None, 100)
-  updates: int = Field(150, gt=0, lt=10**6)
+  updates: int = Field(150, gt=0, lt=1_000_000)
   judge: ModelsConfig = Field(
     default_factory=lambda: ModelsConfig(
       names=("gpt-5",), temperature=1.0, max_completion_tokens=2048
@@ -531,7 +536,7 @@ class EvaluateConfig:
   budget_rules: bool = False
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()
-  bootstrap: int = positive(1000, 10**5)
+  bootstrap: int = positive(1000, 100_000)
 
 
 @section
@@ -548,18 +553,22 @@ class DistributedConfig:
       devices.
   """
 
-  processes: int = positive(1, 10**4)
-  process: int = not_negative(0, 10**4)
+  processes: int = positive(1, 10_000)
+  process: int = not_negative(0, 10_000)
   coordinator: str = Field("", pattern=r"^(.+:\d+)?$")
-  fsdp: int = not_negative(0, 10**6)
+  fsdp: int = not_negative(0, 1_000_000)
 
   @validator
   def _check(self) -> Self:
     """Raise an error unless the process has a valid number and a coordinator."""
-    is_valid = self.process < self.processes
-    require(is_valid, "process", "below --config.distributed.processes")
-    is_valid = self.processes == 1 or self.coordinator
-    require(is_valid, "coordinator", "HOST:PORT at which process 0 listens")
+    require(
+      self.process < self.processes, "process", "below --config.distributed.processes"
+    )
+    require(
+      self.processes == 1 or self.coordinator,
+      "coordinator",
+      "HOST:PORT at which process 0 listens",
+    )
     return self
 
 
@@ -615,7 +624,7 @@ class ServeConfig:
   reserve_usd: float = not_negative(0.0)
   exhausted: str = Field("402", pattern="^(402|429|finish)$")
   call_timeout_s: float = positive(600.0)
-  max_reply_tokens: int | None = Field(None, gt=0, le=10**7)
+  max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
   estimate: float = not_negative(0.0, 100)
   fallback: bool = False
   record_text: bool = False
@@ -626,7 +635,7 @@ class ServeConfig:
   outcome: str = ""
   keys: str = ""
   key_variable: str = Field("", pattern=VARIABLE)
-  max_sessions: int = positive(256, 10**5)
+  max_sessions: int = positive(256, 100_000)
   max_body_mb: float = positive(64.0, 1000)
 
 
@@ -669,23 +678,29 @@ class Config:
   @validator
   def _check(self) -> Self:
     """Raise an error unless the settings of different sections fit together."""
-    judge = self.baselines.judge
     count = len(self.models.names)
     if self.models.kind == "scripted":
       require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
-      is_valid = count in (2, 3)
-      require(is_valid, "models.names", "two or three models, the cheapest first")
+      require(
+        count in (2, 3), "models.names", "two or three models, the cheapest first"
+      )
     require(count > 1, "models.names", "two or more models, the cheapest first")
-    require(len(judge.names) == 1, "baselines.judge.names", "one model")
-    is_valid = not self.router.weights or self.pretrain.epochs == 0
-    requirement = "0 with --config.router.weights, which are pretrained already"
-    require(is_valid, "pretrain.epochs", requirement)
-    is_valid = self.train_seeds <= self.evaluate.seeds
-    requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
-    require(is_valid, "train_seeds", requirement)
-    is_valid = self.baselines.compared_lam in (None, *self.bopo.lam)
-    requirement = f"one of --config.bopo.lam, {self.bopo.lam}"
-    require(is_valid, "baselines.compared_lam", requirement)
+    require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
+    require(
+      not self.router.weights or self.pretrain.epochs == 0,
+      "pretrain.epochs",
+      "0 with --config.router.weights, which are pretrained already",
+    )
+    require(
+      self.train_seeds <= self.evaluate.seeds,
+      "train_seeds",
+      "at most --config.evaluate.seeds, so that each router is evaluated",
+    )
+    require(
+      self.baselines.compared_lam in (None, *self.bopo.lam),
+      "baselines.compared_lam",
+      f"one of --config.bopo.lam, {self.bopo.lam}",
+    )
     for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
       for name, values in vars(getattr(self, section)).items():
         if isinstance(values, tuple):

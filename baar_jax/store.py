@@ -76,8 +76,17 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
       if group == "proposal" and call.replayed:
         cost_usd = 0.0
       usd[group] += cost_usd
-  names = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls")
-  names += ("cost_usd", "spent_usd", "reused")
+  names = (
+    "score",
+    "success",
+    "stop",
+    "call_budget",
+    "usd_budget",
+    "large_calls",
+    "cost_usd",
+    "spent_usd",
+    "reused",
+  )
   return {name: getattr(episode, name) for name in names} | {
     "steps": len(steps),
     "decisions": decisions,
@@ -250,8 +259,9 @@ class Store:
       source: the key of the policy whose episodes are copied.
       keys: (task_id, seed) of the episodes.
     """
-    changed = ("call_budget", "reused")
-    copied = ", ".join(name for name in COLUMNS if name not in changed)
+    copied = ", ".join(
+      name for name in COLUMNS if name not in ("call_budget", "reused")
+    )
     insert = (
       "INSERT INTO episodes "
       f"(policy, call_budget, reused, task_id, seed, equals, {copied}) "
@@ -349,8 +359,9 @@ class Store:
     damaged_keys = table[[*KEY]][~is_valid.all(axis=1) | (numbers.score > 1)]
     if len(damaged_keys):
       raise self._unreadable(EPISODE_NAME.format(*damaged_keys.iloc[0]))
-    types = dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
-    return table.astype(types)
+    return table.astype(
+      dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
+    )
 
   def sync(self, policy: str) -> None:
     """Copy a policy's episodes to the stores of all processes that lack them."""

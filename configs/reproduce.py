@@ -36,8 +36,9 @@ def get_config(setting: str = "") -> config.Config:
   c.profile.robustness = (3,)
   c.value.cost_weights = config.ValueConfig().cost_weights
   if setting != "alfworld":
-    all_tasks = bool(c.references.plans)
-    c.references.plans += (config.SamplePlan("steps", 20, all_tasks),)
+    c.references.plans += (
+      config.SamplePlan("steps", 20, all_tasks=bool(c.references.plans)),
+    )
   c.baselines = dataclasses.replace(
     c.baselines,
     rivals=(*sciworld.RIVALS, "cache-sticky", "one-escalation", "stage-rule"),

@@ -94,8 +94,7 @@ class Messages(WireForm):
       if delta.get("type") == "text_delta":
         blocks[-1]["text"] += delta["text"]
       if delta.get("type") == "input_json_delta":
-        parts = blocks[-1].setdefault("parts", [])
-        parts.append(delta["partial_json"])
+        blocks[-1].setdefault("parts", []).append(delta["partial_json"])
     if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
       blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
 
@@ -114,7 +113,6 @@ class Messages(WireForm):
 
   def write_stream(self, answer: Mapping) -> list[dict | str]:
     """Write a message as the events of a stream."""
-    usage = answer.get("usage")
     opening = {**answer, "content": [], "stop_reason": None}
     events = [dict(type="message_start", message=opening)]
     for index, block in enumerate(answer["content"]):
@@ -132,7 +130,7 @@ class Messages(WireForm):
         events.append(dict(type="content_block_delta", index=index, delta=delta))
       events.append(dict(type="content_block_stop", index=index))
     end = {name: answer.get(name) for name in ("stop_reason", "stop_sequence")}
-    events.append(dict(type="message_delta", delta=end, usage=usage))
+    events.append(dict(type="message_delta", delta=end, usage=answer.get("usage")))
     return [*events, dict(type="message_stop")]
 
   def write_error(self, error: dict, status: int) -> dict:

@@ -387,5 +387,4 @@ def open_billing(
   for name in config.names:
     rule = cache_rule or find_row(CACHE_RULES, name)
     rules.append(rule if config.prompt_cache else None)
-  prices = prices_of(config.names, config.prices)
-  return Billing(prices, tuple(rules), step_s)
+  return Billing(prices_of(config.names, config.prices), tuple(rules), step_s)

@@ -94,13 +94,12 @@ class Responses(WireForm):
 
   def write_answer(self, text: str, model: str) -> dict:
     """Write a response whose reply is a text and which cost nothing."""
-    part = dict(type="output_text", text=text, annotations=[])
     item = dict(
       type="message",
       id="msg_baar",
       role="assistant",
       status="completed",
-      content=[part],
+      content=[dict(type="output_text", text=text, annotations=[])],
     )
     return dict(
       id="resp_baar",
@@ -133,9 +132,8 @@ class Responses(WireForm):
       for number, part in enumerate(parts):
         place["content_index"] = number
         text = part.get("text", "")
-        empty = {**part, "text": ""}
         kinds = dict(
-          content_part_added=dict(part=empty),
+          content_part_added=dict(part={**part, "text": ""}),
           output_text_delta=dict(delta=text, logprobs=[]),
           output_text_done=dict(text=text, logprobs=[]),
           content_part_done=dict(part=part),

@@ -175,8 +175,7 @@ def run_episodes(
           continue
         policy.finish(running.live)
         failures = _count_failures(running, failures, max_failures)
-        has_died = isinstance(running.error, EnvDied)
-        if has_died and running.restarts < RESTARTS:
+        if isinstance(running.error, EnvDied) and running.restarts < RESTARTS:
           begin(running.live.job, running.env, running.restarts + 1)
           continue
         live = running.live
@@ -367,5 +366,4 @@ class Decider:
     self.lives.pop(live.key, None)
     self.lives[live.key] = live
     if len(self.lives) > self._rows:
-      oldest = next(iter(self.lives))
-      self.policy.finish(self.lives.pop(oldest))
+      self.policy.finish(self.lives.pop(next(iter(self.lives))))

@@ -159,8 +159,8 @@ def pick_affordable(model: int, allowed: list[int]) -> int:
     model: index of the decided model.
     allowed: the models whose call fits the budgets, ascending; at least one.
   """
-  cheaper = [candidate for candidate in allowed if candidate <= model]
-  return cheaper[-1] if cheaper else allowed[0]
+  cheaper = (candidate for candidate in allowed if candidate <= model)
+  return max(cheaper, default=allowed[0])
 
 
 class Policy:

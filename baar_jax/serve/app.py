@@ -295,15 +295,13 @@ class App(Starlette):
       raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
     purse = self._find_purse(request, key)
     old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
-    caps = Caps.read(old | await self._read(request))
-    cap = Cap(caps.max_large_calls, caps.max_usd)
-    self.exchange.sessions.change_caps(purse, cap)
+    new = Caps.read(old | await self._read(request))
+    self.exchange.sessions.change_caps(purse, Cap(new.max_large_calls, new.max_usd))
     return JSONResponse(self.desk.describe(purse))
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
-    data = self._list_newest(request, key)
-    return JSONResponse(dict(object="list", data=data))
+    return JSONResponse(dict(object="list", data=self._list_newest(request, key)))
 
   def _list_newest(self, request: Request, key: ClientKey) -> list[dict]:
     """Describe the client's sessions that a query asks for, the newest first."""

@@ -252,8 +252,7 @@ class Exchange:
           await delivery.add(block, until_s)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
-    except Exception as failure:
-      error = failure
+    except Exception as error:
       if isinstance(error, TimeoutError):
         problem = f"No answer within --config.serve.call_timeout_s={limit_s:g}"
         error = Refusal(504, f"{problem}. The model hangs. Call again.", "timeout")
@@ -356,9 +355,9 @@ class Exchange:
     reply_tokens = sum(tokens) / max(1, len(tokens))
     opening = [call.body.get(name) for name in call.form.opening]
     opening_chars = bound_tokens(opening) + call.history.opening_chars
-    opening_tokens = opening_chars // CHARS_PER_TOKEN
-    billing = self.budgets.billing
-    return billing.forecast_calls(live.history, opening_tokens, reply_tokens)
+    return self.budgets.billing.forecast_calls(
+      live.history, opening_chars // CHARS_PER_TOKEN, reply_tokens
+    )
 
   def reserve_reported(self, routed: RoutedCall) -> int:
     """Reserve the cost of an attempt that the client makes itself.
@@ -369,7 +368,8 @@ class Exchange:
     Returns:
       The `decision_id`, which the client sends with the call's usage.
     """
-    number = routed.begin(reported=True).number
+    number = routed.begin().number
+    routed.call.purse.reported.add(number)
     routed.call.body = {}
     routed.call.prepared = []
     routed.call.history = None
@@ -427,10 +427,9 @@ class Exchange:
     # The newest first, those of the session's main agent before all others.
     conversations.sort(key=lambda found: found.name not in ("", purse.name))
     conversations.sort(key=lambda found: not found.records)
-    busy = purse.open.keys() - purse.reported
-    ids = {purse.open[number] for number in busy}
+    busy = {purse.open[number] for number in purse.open.keys() - purse.reported}
     is_free = bool(conversations and conversations[0].records)
-    if not is_free or conversations[0].id in ids:
+    if not is_free or conversations[0].id in busy:
       raise Refusal(
         409,
         "This session is scored already, has had no call, or has a call in flight. "

@@ -441,8 +441,7 @@ def read_history(body: Mapping, form: WireForm = FORM) -> History:
     task = head.removeprefix("Task: ")
     results[0].insert(0, observation)
   observations = ["\n".join(texts) for texts in results]
-  opening = hash_text(task)
-  return History(task, observations, actions, atoms, opening, opening_chars)
+  return History(task, observations, actions, atoms, hash_text(task), opening_chars)
 
 
 def write_action(turn: Turn) -> str:

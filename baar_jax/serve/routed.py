@@ -240,12 +240,8 @@ class RoutedCall:
     }
     return self.call.headers | write_headers(values)
 
-  def begin(self, reported: bool = False) -> Attempt:
-    """Begin an attempt, and reserve its worst case in all budgets.
-
-    Args:
-      reported: True if the client makes the attempt itself, and reports its usage.
-    """
+  def begin(self) -> Attempt:
+    """Begin an attempt, and reserve its worst case in all budgets."""
     call = self.call
     request = call.prepared[self.step.model].request
     count = len(request[call.form.history])
@@ -255,7 +251,6 @@ class RoutedCall:
       call.conversation,
       self.step,
       self.offer.worst_case_usd,
-      reported,
     )
     return self.last_attempt
 

@@ -118,8 +118,7 @@ class Router:
       # The action of this step is filled in from the messages of the next call.
       prompt_tokens = bound_tokens([*messages, tools]) // CHARS_PER_TOKEN
       call = Call(decision.model, Usage(prompt_tokens, 0, 0), 0.0)
-      step = Step("", decision.model, "", [call], started_s=live.started_s)
-      live.steps.append(step)
+      live.steps.append(Step("", decision.model, "", [call], started_s=live.started_s))
     model = self._models[decision.model]
     return RoutedModel(model, dict(zip(self._models, decision.p_A)))
 

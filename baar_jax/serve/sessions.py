@@ -236,8 +236,7 @@ class Sessions:
       "SELECT id, client, name, call_limit, usd_limit, changed_s FROM purses "
       f"WHERE {condition}"
     )
-    rows = self._db.execute(select, values).fetchall()
-    return [self._load_purse(*row) for row in rows]
+    return [self._load_purse(*row) for row in self.read(select, *values)]
 
   def _load_purse(
     self,
@@ -251,15 +250,13 @@ class Sessions:
     """Read a purse, with the dollars and the LARGE calls of its attempts."""
     purse = self._purses.get(id_)
     if purse is None:
-      budget = self._add_up("purse = ?", id_)
-      budget.change_limit(usd_limit)
+      budget = self._add_up(usd_limit, "purse = ?", id_)
       purse = Purse(id_, client, name, call_limit, budget, changed_s)
       select = (
         "SELECT count(*) FROM calls JOIN attempts USING (id) "
         "WHERE purse = ? AND model > ? AND kind <> ?"
       )
-      values = (id_, SMALL, FAILED)
-      (purse.large_calls,) = self._db.execute(select, values).fetchone()
+      purse.large_calls = self.read(select, id_, SMALL, FAILED)[0][0]
       self._purses[id_] = purse
     self._kept.append(purse)
     return purse
@@ -274,12 +271,15 @@ class Sessions:
     condition = "name = ? AND client = ifnull(?, client) ORDER BY changed_s DESC"
     return next(iter(self.list_purses(condition, name, client)), None)
 
-  def _add_up(self, condition: str, *values: object) -> DollarBudget:
-    """Make a budget without a cap that has settled the dollars of some attempts."""
+  def _add_up(
+    self, limit_usd: float | None, condition: str, *values: object
+  ) -> DollarBudget:
+    """Make a budget with a cap that has settled the dollars of some attempts."""
     select = f"SELECT usd FROM calls JOIN attempts USING (id) WHERE {condition}"
     budget = DollarBudget(None)
-    for (usd,) in self._db.execute(select, values).fetchall():
+    for (usd,) in self.read(select, *values):
       budget.settle(budget.reserve(usd), usd)
+    budget.change_limit(limit_usd)
     return budget
 
   def open_purse(self, client: str, name: str, cap: Cap) -> Purse:
@@ -311,8 +311,7 @@ class Sessions:
       f"SELECT id, purse, name, state, changed_s, score FROM conversations "
       f"WHERE {condition} ORDER BY id DESC"
     )
-    rows = self._db.execute(select, values).fetchall()
-    return [self._load_conversation(*row) for row in rows]
+    return [self._load_conversation(*row) for row in self.read(select, *values)]
 
   def _load_conversation(
     self, id_: int, purse: int, name: str, state: str, *rest: float
@@ -320,14 +319,15 @@ class Sessions:
     """Read a conversation with its records."""
     conversation = self._conversations.get(id_)
     if conversation is None:
-      read_state = STATE.validate_json(state)
       (own_purse,) = self.list_purses("id = ?", purse)
-      conversation = Conversation(id_, own_purse, name, read_state, *rest)
+      conversation = Conversation(
+        id_, own_purse, name, STATE.validate_json(state), *rest
+      )
       select = (
         "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
         "ORDER BY id"
       )
-      for (record,) in self._db.execute(select, (id_,)).fetchall():
+      for (record,) in self.read(select, id_):
         conversation.records.append(RECORD.validate_json(record))
       self._conversations[id_] = conversation
     self._kept.append(conversation)
@@ -345,7 +345,6 @@ class Sessions:
       since_s: conversations whose last call was before are over.
     """
     newest = atoms[-NEWEST_ATOMS:]
-    purse_id = purse and purse.id
     select = (
       "SELECT conversation, count(*) FROM atoms "
       "JOIN conversations ON conversations.id = conversation "
@@ -354,9 +353,9 @@ class Sessions:
       "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
       "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
     )
-    values = (*newest, client, purse_id, since_s, MOST_MATCHES)
+    values = (*newest, client, purse and purse.id, since_s, MOST_MATCHES)
     matches = []
-    for id_, _ in self._db.execute(select, values).fetchall():
+    for id_, _ in self.read(select, *values):
       matches += self.list_conversations("id = ?", id_)
     return matches
 
@@ -374,8 +373,7 @@ class Sessions:
       day = int(time.time() // DAY_S)
       if self._days.get(purse.client, (0,))[0] != day:
         condition = "at_s >= ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
-        budget = self._add_up(condition, day * DAY_S, purse.client)
-        budget.change_limit(limit_usd)
+        budget = self._add_up(limit_usd, condition, day * DAY_S, purse.client)
         self._days[purse.client] = (day, budget)
       budgets.append(self._days[purse.client][1])
     return budgets
@@ -416,7 +414,6 @@ class Sessions:
     conversation: Conversation | None,
     step: Step,
     worst_case_usd: float,
-    reported: bool = False,
   ) -> Attempt:
     """Begin an attempt: store it, and reserve its worst case in all budgets.
 
@@ -427,7 +424,6 @@ class Sessions:
       conversation: the conversation of the call; None for a side call.
       step: the step that the reply will belong to.
       worst_case_usd: the worst case of the attempt.
-      reported: True if the client makes the attempt itself, and reports its usage.
 
     Raises:
       sqlite3.OperationalError: the file cannot be written; nothing has changed then.
@@ -451,8 +447,6 @@ class Sessions:
     purse.refusals = 0
     purse.large_calls += step.model != SMALL
     purse.open[number] = id_
-    if reported:
-      purse.reported.add(number)
     if conversation:
       conversation.changed_s = now_s
     return Attempt(purse, conversation, step, worst_case_usd, number, reservations)
@@ -528,7 +522,7 @@ class Sessions:
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""
-    budget = self._add_up("conversation = ?", conversation.id)
+    budget = self._add_up(None, "conversation = ?", conversation.id)
     return budget.lost_usd(conversation.steps)
 
   def finish(

@@ -265,8 +265,7 @@ class Prepared(NamedTuple):
     tokens = self.most_tokens
     most_usd = self.prompt_usd + tokens * self.token_usd
     if self.token_usd and most_usd > room_usd and self.estimate_usd == math.inf:
-      share = 1 - ROUNDING
-      tokens = int(share * (room_usd - self.prompt_usd) / self.token_usd)
+      tokens = int((1 - ROUNDING) * (room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
     usd = self.prompt_usd + tokens * self.token_usd
     return Offer(tokens, min(usd, self.estimate_usd))
@@ -365,8 +364,7 @@ class Upstream(Client):
       tokens = cache.tokens
       if model != self.config_index:
         opening = [request.get(name) for name in form.opening]
-        read = [opening, history[: cache.messages]]
-        tokens += bound_tokens(read, lambda text: 0)
+        tokens += bound_tokens([opening, history[: cache.messages]], lambda text: 0)
       expected = cache.tokens + bound_tokens(new) // CHARS_PER_TOKEN
       best = min(best, Prompt(tokens + bound_tokens(new, self.limits.count), expected))
     return best
@@ -392,8 +390,9 @@ class Upstream(Client):
     if self.failures >= self.config.max_failures:
       self.paused_until_s = now_s + PROBE_S
     request = call.prepared[self.config_index].request
-    field = self.config.token_limit_field
-    request = call.form.limit_reply(request, reply_tokens, field)
+    request = call.form.limit_reply(
+      request, reply_tokens, self.config.token_limit_field
+    )
     if self.endpoint.is_openai and call.conversation:
       # Calls with one key are more likely to find their prompt cache.
       request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
