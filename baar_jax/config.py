@@ -19,8 +19,7 @@ MARKUP_TOKENS = {"transcript": 80, "paper": 160}
 VANILLA_BATCHES = 3  # Most rollout batches of vanilla RL, for each of BoPO's.
 SEEDS = 1000  # Seeds that each purpose of an episode has; see rollout/specs.py.
 ROLLOUT_RANGE = 1_000_000  # Seeds for the rollouts of one training seed.
-# Largest cost weight for which value heads are trained; see router/head.py.
-MAX_COST_WEIGHT = 2.0
+MAX_COST_WEIGHT = 2.0  # The largest one of value heads; see router/head.py.
 CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 # Addresses with users, passwords or queries are refused: they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
@@ -251,11 +250,8 @@ class RouterConfig:
     least = 2 * (previews + MARKUP_TOKENS[self.view])
     remedy = "or lower description_tokens, action_tokens or result_tokens"
     require(self.max_tokens >= least, "max_tokens", f"at least {least}, {remedy}")
-    require(
-      self.num_heads % self.num_kv_heads == 0,
-      "num_heads",
-      "a multiple of --config.router.num_kv_heads",
-    )
+    is_valid = self.num_heads % self.num_kv_heads == 0
+    require(is_valid, "num_heads", "a multiple of --config.router.num_kv_heads")
     return self
 
 
@@ -331,11 +327,9 @@ class ReferencesConfig:
     kinds = [plan.kind for plan in self.plans]
     require(len(kinds) == len({*kinds}), "plans", "plans of different kinds")
     for plan in self.plans:
-      require(
-        plan.all_tasks or plan.kind != "samples",
-        "plans",
-        "plans in which samples have all_tasks: ('samples', COUNT, True)",
-      )
+      is_valid = plan.all_tasks or plan.kind != "samples"
+      requirement = "plans in which samples have all_tasks: ('samples', COUNT, True)"
+      require(is_valid, "plans", requirement)
     return self
 
 
@@ -561,14 +555,10 @@ class DistributedConfig:
   @validator
   def _check(self) -> Self:
     """Raise an error unless the process has a valid number and a coordinator."""
-    require(
-      self.process < self.processes, "process", "below --config.distributed.processes"
-    )
-    require(
-      self.processes == 1 or self.coordinator,
-      "coordinator",
-      "HOST:PORT at which process 0 listens",
-    )
+    is_valid = self.process < self.processes
+    require(is_valid, "process", "below --config.distributed.processes")
+    is_valid = self.processes == 1 or self.coordinator
+    require(is_valid, "coordinator", "HOST:PORT at which process 0 listens")
     return self
 
 
@@ -686,16 +676,12 @@ class Config:
       )
     require(count > 1, "models.names", "two or more models, the cheapest first")
     require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
-    require(
-      not self.router.weights or self.pretrain.epochs == 0,
-      "pretrain.epochs",
-      "0 with --config.router.weights, which are pretrained already",
-    )
-    require(
-      self.train_seeds <= self.evaluate.seeds,
-      "train_seeds",
-      "at most --config.evaluate.seeds, so that each router is evaluated",
-    )
+    is_valid = not self.router.weights or self.pretrain.epochs == 0
+    requirement = "0 with --config.router.weights, which are pretrained already"
+    require(is_valid, "pretrain.epochs", requirement)
+    is_valid = self.train_seeds <= self.evaluate.seeds
+    requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
+    require(is_valid, "train_seeds", requirement)
     require(
       self.baselines.compared_lam in (None, *self.bopo.lam),
       "baselines.compared_lam",

@@ -502,7 +502,7 @@ def check_models(config: Config) -> None:
     groups["baselines.judge"] = config.baselines.judge
   for group_name, group in groups.items():
     try:
-      prices = prices_of(group.names, group.prices)
+      prices = prices_of(group)
       is_called = config.env.kind != SERVED
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
         if is_called:

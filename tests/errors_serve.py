@@ -25,7 +25,7 @@ from baar_jax.llms.wire import FAILED
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.app import App, RouteHandler
+from baar_jax.serve.app import App
 from baar_jax.serve.exchange import Delivery
 from baar_jax.serve.request import (
   ClientKey,
@@ -157,7 +157,7 @@ def hang(app: App) -> None:
   asyncio.run(wait())
 
 
-def raise_answer(app: App, handle: RouteHandler, request: Request) -> None:
+def raise_answer(app: App, handle: Callable, request: Request) -> None:
   """Raise the message of the error that a route's client gets."""
   response = asyncio.run(app._guard(handle)(request))
   raise ValueError(json.loads(response.body)["error"]["message"])

@@ -28,27 +28,25 @@ READS = st.lists(st.builds(Read, COUNTS, SECONDS), max_size=5)
 RULES = st.builds(CacheRule, st.integers(1, 2048), st.integers(1, 256), SECONDS)
 
 
-# A model is a name with a list price, or a price of the user.
 @pytest.mark.parametrize(
-  "model, usage, dollars",
+  "name, user_prices, usage, dollars",
   [
-    ("gpt-4.1-mini", (0, 0, 1_000_000), 1.60),
+    ("gpt-4.1-mini", (), (0, 0, 1_000_000), 1.60),
     # 600 fresh * 2 + 400 cached * 0.5 + 50 * 8 = 1800 millionths
-    ("gpt-4.1", (1000, 400, 50), 0.0018),
+    ("gpt-4.1", (), (1000, 400, 50), 0.0018),
     # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
-    ((3, 0.3, 15, 3.75), (12_307, 0, 550, 12_304), 0.054399),
+    ("x", ((3, 0.3, 15, 3.75),), (12_307, 0, 550, 12_304), 0.054399),
     # A cache write without a price costs as much as input: 10 * 3
-    ((3, 0.3, 15), (10, 0, 0, 10), 30e-6),
+    ("x", ((3, 0.3, 15),), (10, 0, 0, 10), 30e-6),
   ],
 )
-def test_the_cost_of_a_usage(model, usage, dollars):
-  user_prices = () if isinstance(model, str) else (model,)
-  (price,) = prices_of(["gpt-4.1"] if user_prices else [model], user_prices)
+def test_the_cost_of_a_usage(name, user_prices, usage, dollars):
+  (price,) = prices_of(ModelsConfig(names=(name,), prices=user_prices))
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
-  (price,) = prices_of(["claude-sonnet-4-5"])
+  (price,) = prices_of(ModelsConfig(names=("claude-sonnet-4-5",)))
   assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
   # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
   assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)

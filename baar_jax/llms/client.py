@@ -270,7 +270,7 @@ class Client:
     config = self.config
     self.endpoint = endpoints(config)[self.config_index]
     self.name = self.endpoint.model
-    self.price = prices_of(config.names, config.prices)[self.config_index]
+    self.price = prices_of(config)[self.config_index]
     self.is_tier_known = self.endpoint.is_private
     self._key = self.endpoint.key()
     self._headers = {}
@@ -379,14 +379,11 @@ class Client:
     return read_refusal(response.status_code, content, passed, self._key)
 
 
-# The type of the result of one attempt: an Outcome in a run that plays tasks. In
-# --stage=serve it is a chat completion, a stream, or an Outcome.
-Attempted = TypeVar("Attempted")
 # The type of the result of a whole call: a Reply in a run that plays tasks.
 Answer = TypeVar("Answer")
 
 
-class Books(Protocol[Attempted, Answer]):
+class Books(Protocol[Answer]):
   """The account of one call, which pays for the attempts and chooses the model."""
 
   def list_successors(self, outcome: Outcome) -> Collection[int]:
@@ -395,10 +392,10 @@ class Books(Protocol[Attempted, Answer]):
   def reserve(self) -> contextlib.AbstractContextManager:
     """Reserve the worst case of an attempt while it is made, and record the attempt."""
 
-  async def attempt(self) -> Attempted:
+  async def attempt(self) -> Whole | Stream | Outcome:
     """Make one attempt, and return its result."""
 
-  def settle(self, outcome: Attempted) -> Answer | None:
+  def settle(self, outcome: Whole | Stream | Outcome) -> Answer | None:
     """Settle the cost of the attempt; return the answer, or None if it failed."""
 
   def refuse(self, outcome: Outcome, attempts: int) -> Exception:
@@ -422,7 +419,7 @@ class Books(Protocol[Attempted, Answer]):
     """
 
 
-async def ask(books: Books[Attempted, Answer], retries: int) -> Answer:
+async def ask(books: Books[Answer], retries: int) -> Answer:
   """Repeat the attempts at a call until one succeeds.
 
   Args:
@@ -440,11 +437,11 @@ async def ask(books: Books[Attempted, Answer], retries: int) -> Answer:
       answer = books.settle(outcome)
     if answer is not None:
       return answer
-    is_last = attempt == retries or outcome.is_paused or outcome.hopeless
+    is_over = outcome.is_paused or outcome.hopeless
+    is_last = is_over or attempt == retries
     if outcome.fatal or is_last and not books.list_successors(outcome):
       raise books.refuse(outcome, attempt + 1)
-    is_waiting = not (outcome.is_paused or outcome.hopeless)
-    wait_s = is_waiting * (outcome.wait_s + backoff_s(attempt))
+    wait_s = 0.0 if is_over else outcome.wait_s + backoff_s(attempt)
     has_moved = await books.prepare(outcome, wait_s, is_last)
     attempt = 0 if has_moved else attempt + 1
 

@@ -151,20 +151,14 @@ def _price(by_kind: dict, start: int) -> Price:
   return Price(input_usd, cached_usd, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
-def prices_of(
-  names: Sequence[str], user_prices: Sequence[Sequence[float]] = ()
-) -> tuple[Price, ...]:
-  """Look up the price of each model.
-
-  Args:
-    names: the models.
-    user_prices: the user's prices, one row per model as in `ModelsConfig.prices`.
-      Without rows, list prices are used.
+def prices_of(config: ModelsConfig) -> tuple[Price, ...]:
+  """Look up the price of each configured model: the user's, else the list price.
 
   Raises:
     ValueError: a model has no list price.
   """
-  return tuple(Price(*row) for row in user_prices) or tuple(map(list_price, names))
+  user_prices = tuple(Price(*row) for row in config.prices)
+  return user_prices or tuple(map(list_price, config.names))
 
 
 def endpoints(config: ModelsConfig) -> list[Endpoint]:
@@ -387,4 +381,4 @@ def open_billing(
   for name in config.names:
     rule = cache_rule or find_row(CACHE_RULES, name)
     rules.append(rule if config.prompt_cache else None)
-  return Billing(prices_of(config.names, config.prices), tuple(rules), step_s)
+  return Billing(prices_of(config), tuple(rules), step_s)

@@ -194,8 +194,9 @@ class Items:
     """
     given = body.get("input")
     earlier = body.pop("previous_response_id", None)
-    items = [*self._find(client, earlier)] if earlier else []
-    if items:
+    items = []
+    if earlier:
+      items += self._find(client, earlier)
       given = list_items(given)
     if not isinstance(given, list):
       return

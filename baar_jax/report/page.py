@@ -132,9 +132,7 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
     has_synthetic_games=engine is not None
     and not engine.named_data(env.options.get("data", "")),
     models=origin,
-    prices_usd_per_million=dict(
-      zip(models.names, prices_of(models.names, models.prices))
-    ),
+    prices_usd_per_million=dict(zip(models.names, prices_of(models))),
     test_tasks=len(data.tasks),
     left_out_episodes=data.left_out,
     sr=data.sr,

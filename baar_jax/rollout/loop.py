@@ -24,9 +24,6 @@ from baar_jax.rollout.rules import Policy, Purse, Turn
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
-# The type of a generator that plays one episode. The generator yields when the policy
-# must decide, and returns the episode's record.
-Play = Generator[None, Decision, Episode]
 
 
 class Failure(NamedTuple):
@@ -50,7 +47,7 @@ class Running:
   Attributes:
     live: the policy's view of the episode.
     env: the environment, which plays no other episode meanwhile.
-    play: the generator that plays the episode.
+    play: the generator that plays the episode; see `play_episode`.
     restarts: number of restarts after deaths of the environment.
     episode: the record, once the episode has ended.
     error: the exception that ended the episode, if one did.
@@ -58,7 +55,7 @@ class Running:
 
   live: Live
   env: Env
-  play: Play
+  play: Generator[None, Decision, Episode]
   restarts: int = 0
   episode: Episode | None = None
   error: BaseException | None = None
@@ -239,7 +236,7 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
 
 def play_episode(
   live: Live, env: Env, pair: Pair, policy: Policy, purse: Purse
-) -> Play:
+) -> Generator[None, Decision, Episode]:
   """Play an episode from its reset to its score.
 
   The generator yields when the policy must decide, and receives the decision.

@@ -237,17 +237,27 @@ class Exact:
     may_call_R = (remaining_R > 0) | (calls is None)
     may_call_RxKxZxCxJxT = may_call_R[(..., *[None] * (4 + self._models))]
 
-    def take(model: int, gain_QxRxKxZxCxJxT: np.ndarray) -> np.ndarray:
-      """Compute the probability of choosing a model instead of the best cheaper one.
+    def choose(value_M: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+      """Choose a model in each state, from the cheapest to the costliest.
 
       Args:
-        model: the index of the model.
-        gain_QxRxKxZxCxJxT: the model's value minus that of the best cheaper model.
+        value_M: the value of calling each model.
+
+      Returns:
+        The value of the choice, and the index of the model.
       """
-      share = gain_QxRxKxZxCxJxT[SUCCESS] > mu * gain_QxRxKxZxCxJxT[COST]
-      if p is not None:
-        share = p * (model == self._models - 1)
-      return may_call_RxKxZxCxJxT * share
+      best = value_M[SMALL]
+      chosen = np.int8(SMALL)
+      for model in range(1, self._models):
+        # The probability of choosing the model instead of the best cheaper one.
+        gain_QxRxKxZxCxJxT = value_M[model] - best
+        share = gain_QxRxKxZxCxJxT[SUCCESS] > mu * gain_QxRxKxZxCxJxT[COST]
+        if p is not None:
+          share = p * (model == self._models - 1)
+        share = may_call_RxKxZxCxJxT * share
+        best = (1 - share) * best + share * value_M[model]
+        chosen = np.where(share, np.int8(model), chosen)
+      return best, chosen
 
     table = {}
     values = self._start_values(steps, len(remaining_R))
@@ -258,13 +268,11 @@ class Exact:
       for lock in range(step // self._rules.attempts, min(step + 1, locks)):
         for last, (seen, arrived) in values.items():
           moment = Moment(step, last, lock)
-          values_M = self._values(moment, later)
-          seen[lock], table[moment] = _choose(values_M, take)
+          seen[lock], table[moment] = choose(self._values(moment, later))
           arrived[lock] = self._arrive(lock, seen[lock])
     share_K = [kind.share for kind in self._rules.kinds]
     start_QxK = values[None].arrived_IxQxRxKxZxT[0, :, -1, :, BLANK].reshape(2, -1)
-    cost, success = start_QxK @ share_K
-    return Point(float(cost), float(success)), table
+    return Point(*(start_QxK @ share_K).tolist()), table
 
   def _start_values(self, step: int, size_R: int) -> dict[int | None, Values]:
     """Allocate the values at a step, for each model that may have been called last.
@@ -365,28 +373,6 @@ class Exact:
       value_QxRxKxZxT[:, :, :, BLANK + 1 :],
     )
     return np.broadcast_to(mean[:, :, :, None], value_QxRxKxZxT.shape)
-
-
-def _choose(
-  value_M: Sequence[np.ndarray], take: Callable
-) -> tuple[np.ndarray, np.ndarray]:
-  """Choose a model in each state, from the cheapest to the costliest.
-
-  Args:
-    value_M: the value of calling each model.
-    take: function of a model's index and of the model's gain over the best cheaper
-      model. It returns the probability of choosing the model.
-
-  Returns:
-    The value of the choice, and the index of the model.
-  """
-  best = value_M[SMALL]
-  chosen = np.int8(SMALL)
-  for model in range(1, len(value_M)):
-    share = take(model, value_M[model] - best)
-    best = (1 - share) * best + share * value_M[model]
-    chosen = np.where(share, np.int8(model), chosen)
-  return best, chosen
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:

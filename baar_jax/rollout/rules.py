@@ -50,8 +50,6 @@ class Turn:
   messages: Messages
   purse: Purse
   code_actions: bool = False
-  step: Step = dataclasses.field(init=False)
-  allowed: list[int] = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:
     """Start the record of the step, and list the affordable models."""

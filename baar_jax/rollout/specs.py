@@ -49,7 +49,7 @@ class Cap:
 
   def __bool__(self) -> bool:
     """Tell whether there is a limit."""
-    return (self.calls, self.usd) != (None, None)
+    return self != Cap()
 
   def after(self, steps: Sequence[Step]) -> "Cap":
     """Compute the cap that remains after an episode's first steps."""

@@ -44,8 +44,6 @@ from baar_jax.serve.request import (
 from baar_jax.serve.sessions import Purse
 
 EVENT_STREAM = "text/event-stream"
-# A function that answers the HTTP requests of one route (a method and a path).
-RouteHandler = Callable[[Request, ClientKey], Awaitable[ASGIApp]]
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -118,9 +116,12 @@ class App(Starlette):
     """Read the JSON body of a request."""
     return await read_body(request, self.exchange.config.serve.max_body_mb)
 
-  def _guard(self, handle: RouteHandler) -> Callable[[Request], Awaitable[ASGIApp]]:
+  def _guard(
+    self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
+  ) -> Callable[[Request], Awaitable[ASGIApp]]:
     """Return a function that checks the client's key before it calls `handle`.
 
+    The function `handle` answers the requests of one route (a method and a path).
     If `handle` raises an exception, the client gets an error in the form that it
     speaks.
     """
@@ -196,7 +197,8 @@ class App(Starlette):
       leaving = asyncio.ensure_future(request.receive())
       leaving.add_done_callback(delivery.drop)
       try:
-        fields, own_headers = await delivery.wait()
+        # If a client leaves, this task is cancelled, and the answer must go on.
+        fields, own_headers = await asyncio.shield(delivery.begun)
       finally:
         leaving.cancel()
     except Refusal as refusal:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.config import Config
-from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.llms import responses
 from baar_jax.llms.client import Whole, ask
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
@@ -69,11 +69,6 @@ class Delivery:
     self.sent = 0
     self.is_dropped = False
     self._changed = asyncio.Event()
-
-  async def wait(self) -> tuple[dict, dict]:
-    """Wait for the whole answer or the start of the stream, and return `begun`."""
-    # If a client leaves, its handler is cancelled, and the answer must go on.
-    return await asyncio.shield(self.begun)
 
   @property
   def is_repeatable(self) -> bool:
@@ -318,11 +313,8 @@ class Exchange:
     history = call.history
     # A client may repeat a call, which gives two steps at one place. The last one
     # counts.
-    step_of_place = {record.place: record.step for record in conversation.records}
-    unknown_step = Step("", SMALL, "")
-    places = range(len(history.actions))
     steps = history.write_steps(
-      [step_of_place.get(place, unknown_step) for place in places]
+      {record.place: record.step for record in conversation.records}
     )
     # The id seeds the policy's random draws, and the trial number below, which sets the
     # probability of LARGE in a stratified sample.

@@ -11,7 +11,8 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
-from baar_jax.episode import Step
+from baar_jax.config import Dollars, Share
+from baar_jax.episode import SMALL, Step
 from baar_jax.llms.chat_completions import FORM, parse_action
 from baar_jax.llms.wire import Turn, WireForm, pick_headers, read_json
 
@@ -191,13 +192,11 @@ class CallFields(StrictRecord):
   conversation: str = Field("", alias=CONVERSATION, max_length=1024)
   parent: Id | None = Field(None, alias=PARENT_NAME)
   task_id: Id | None = Field(None, alias="x-baar-task")
-  usd_limit: float | None = Field(
-    None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9
-  )
+  usd_limit: Dollars | None = Field(None, alias="x-baar-max-usd", strict=False)
   call_limit: int | None = Field(
     None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9
   )
-  score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)
+  score: Share | None = Field(None, alias="x-baar-score", strict=False)
 
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
@@ -274,7 +273,7 @@ class SessionScore(StrictRecord):
     conversation: the number of the conversation; None is the one with the most steps.
   """
 
-  score: float = Field(ge=0, le=1)
+  score: Share
   task: Id | None = None
   conversation: int | None = Field(None, ge=1, lt=2**63)
 
@@ -282,7 +281,7 @@ class SessionScore(StrictRecord):
 class Caps(StrictRecord):
   """New caps of a session; null removes a cap."""
 
-  max_usd: float | None = Field(None, ge=0, le=1e9)
+  max_usd: Dollars | None = None
   max_large_calls: int | None = Field(None, ge=0, le=10**9)
 
 
@@ -383,10 +382,16 @@ class History(NamedTuple):
   opening: str
   opening_chars: int
 
-  def write_steps(self, steps: Sequence[Step]) -> list[Step]:
-    """Return copies of steps with this history's observations and actions."""
+  def write_steps(self, steps: Mapping[int, Step]) -> list[Step]:
+    """Return copies of steps with this history's observations and actions.
+
+    Args:
+      steps: the steps by place; steps that are missing count as steps of SMALL.
+    """
     copies = []
-    for text, action, step in zip(self.observations, self.actions, steps):
+    for place, action in enumerate(self.actions):
+      step = steps.get(place) or Step("", SMALL, "")
+      text = self.observations[place]
       copies.append(dataclasses.replace(step, observation=text, action=action))
     return copies
 

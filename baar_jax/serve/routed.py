@@ -245,7 +245,7 @@ class RoutedCall:
     call = self.call
     request = call.prepared[self.step.model].request
     count = len(request[call.form.history])
-    call.cache = Cache(count, hash_prefix(call.form, request, count), 0, 0.0)
+    call.prefix = (count, hash_prefix(call.form, request, count))
     self.last_attempt = self.budgets.sessions.begin(
       call.purse,
       call.conversation,
@@ -403,13 +403,8 @@ class RoutedCall:
       # What a client reports proves nothing about later calls of this server.
       is_proven = self.last_attempt.number not in call.purse.reported
       self.upstream.is_tier_known |= is_proven
-      if call.cache:
-        cache = dataclasses.replace(
-          call.cache,
-          tokens=usage.prompt_tokens,
-          at_s=time.time(),
-          is_proven=is_proven,
-        )
+      if call.prefix:
+        cache = Cache(*call.prefix, usage.prompt_tokens, time.time(), is_proven)
       switch_usd = self._switch_usd(billed)
     self.usd = billed.cost_usd + self.step.spent_usd
     self._measure(usage)

@@ -132,13 +132,11 @@ class Router:
     job = Job(task, "test", 0)
     remembered = self._decider.lives.get((task.id, job.seed), Live(job))
     count = len(text.actions)
-    # Steps that this router does not remember count as steps of SMALL.
-    unknown_steps = [Step("", SMALL, "")] * count
     past_caps = [*remembered.remaining_caps, *[remaining_cap] * count]
     return Live(
       job,
       models=len(self._models),
-      steps=text.write_steps([*remembered.steps, *unknown_steps]),
+      steps=text.write_steps(dict(enumerate(remembered.steps))),
       observation=text.observations[-1],
       remaining_caps=[*past_caps[:count], remaining_cap],
       # Only differences count, so any clock will do.

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from baar_jax.config import ModelsConfig, ServeConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.calls import Cache
 from baar_jax.llms.client import (
   ROUNDING,
   UNREADABLE,
@@ -155,8 +154,8 @@ class ClientCall:
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty once a decision alone has been
       answered.
-    cache: what the call leaves in a prompt cache, without the tokens; None if no later
-      call can use it.
+    prefix: what the call leaves in a prompt cache: the number of messages and their
+      hash, as in `Cache`; None if no later call can use it.
   """
 
   form: WireForm
@@ -175,7 +174,7 @@ class ClientCall:
       self.call_s = time.time() - self.conversation.state.began_s
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
-    self.cache: Cache | None = None
+    self.prefix: tuple[int, str] | None = None
     self.model = str(self.body.get("model"))
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
@@ -408,7 +407,7 @@ class Upstream(Client):
     is_refused = isinstance(answer, Outcome) and answer.status == 400
     if is_refused and REASONING.search(answer.message.lower()):
       # The tokens of the second request bound no later one.
-      call.cache = None
+      call.prefix = None
       answer = await send(drop_reasoning(request))
     if isinstance(answer, Whole):
       try:

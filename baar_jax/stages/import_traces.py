@@ -137,7 +137,7 @@ def read_session(
     ValueError: a call's messages, model, usage or score is missing or wrong.
   """
   names = config.models.names
-  prices = prices_of(names, config.models.prices)
+  prices = prices_of(config.models)
   steps = []
   score_fields = {}
   task_name = None

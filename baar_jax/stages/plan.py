@@ -72,7 +72,7 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
     A row per policy, by its key, with the columns steps and spent_usd.
   """
   outcomes = store.table().groupby("policy")[["steps", "spent_usd"]].mean()
-  prices = prices_of(config.models.names, config.models.prices)
+  prices = prices_of(config.models)
   growth = table.load(config.env.kind).prompt_growth
   for spec, price in zip(BOUNDARIES, (prices[0], prices[-1])):
     if spec.key not in outcomes.index:
@@ -109,8 +109,7 @@ def estimate(
       between = [spec.family]
     calls, usd = outcomes.loc[between].mean()
     if spec.judge:
-      judge = config.baselines.judge
-      (price,) = prices_of(judge.names, judge.prices)
+      (price,) = prices_of(config.baselines.judge)
       usd += calls * price.cost_usd(JUDGED)
   if spec.cap.usd is not None:
     usd = min(usd, spec.cap.usd)

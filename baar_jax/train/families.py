@@ -284,7 +284,7 @@ def _make_rule(spec: PolicySpec, loader: Loader, proposals: bool) -> Sample | Th
   if spec.rollout:
     return Sample(spec.key)
   models = loader.files.config.models
-  usd_A = [price.input for price in prices_of(models.names, models.prices)]
+  usd_A = [price.input for price in prices_of(models)]
   if spec.share is None:
     return Threshold(spec.threshold, usd_A)
   p_NxA = loader.predict_stored(spec.family, spec.lam, proposals)
