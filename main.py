@@ -157,10 +157,16 @@ def parse(
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
     # values are not printed.
-    hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
-    text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
-    remedy = "set each option: --config.env.options.NAME=VALUE"
-    text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
+    text = re.sub(
+      "(?s)(key_variables?|base_urls|models|judge|serve)=.*",
+      r"\1 has a value that cannot be read",
+      str(error),
+    )
+    text = re.sub(
+      "(?s)Type .* of field config.env.options is.*",
+      "set each option: --config.env.options.NAME=VALUE",
+      text,
+    )
     sys.exit(fail(text))
   except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
@@ -186,8 +192,10 @@ def load_config(name: str) -> Config:
   if not os.path.isfile(path):
     files = shipped_path.parent.glob("*.py")
     shipped = ",".join(sorted(file.stem for file in files))
-    remedy = f"take one of configs/{{{shipped}}}.py, or a file with get_config()"
-    raise flags.Error(f"--config={name}: no such file; {remedy}")
+    raise flags.Error(
+      f"--config={name}: no such file; take one of configs/{{{shipped}}}.py, or a file "
+      "with get_config()"
+    )
   try:
     config = runpy.run_path(path)["get_config"](*setting)
   except ValidationError as error:
@@ -244,8 +252,9 @@ def check_fields(section: Config) -> None:
     if name in fields and dataclasses.is_dataclass(value):
       check_fields(value)
     elif name not in fields:
-      owner = type(section).__name__
-      raise ValueError(f"Field {name} not found on dataclass {owner}; {FIELDS}")
+      raise ValueError(
+        f"Field {name} not found on dataclass {type(section).__name__}; {FIELDS}"
+      )
 
 
 def append_value(config: Config, text: str) -> str:

@@ -88,8 +88,7 @@ class Run:
         "wait for its end or choose another --config.name"
       ) from None
     # Clients play the episodes of a served run, so only --stage=serve calls its models.
-    is_served = config.env.kind == SERVED
-    self.pair = None if is_served else open_pair(config, path)
+    self.pair = None if config.env.kind == SERVED else open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
@@ -272,10 +271,13 @@ class Run:
     missing = [job for job in assigned if job.key not in stored]
     played = []
     if missing:
-      most = self.config.models.max_failures
-      policy = build(spec)
       episodes = run_episodes(
-        missing, policy, self.pair, self.envs(), self.budget, most
+        missing,
+        build(spec),
+        self.pair,
+        self.envs(),
+        self.budget,
+        self.config.models.max_failures,
       )
       total = len(assigned)
       bar = self.progress(title, total, total - len(missing), "ep")
@@ -484,10 +486,10 @@ def check_walls(config: Config) -> None:
   engine = table.load(config.env.kind).engine
   problem = engine.warning() if engine else ""
   if problem and not config.env.options.get("trusted"):
-    remedy = (
-      "Use another machine, or a container with --config.env.options.trusted=True"
+    raise ValueError(
+      f"{problem}. Use another machine, or a container with "
+      "--config.env.options.trusted=True."
     )
-    raise ValueError(f"{problem}. {remedy}.")
 
 
 def check_models(config: Config) -> None:
@@ -503,9 +505,8 @@ def check_models(config: Config) -> None:
   for group_name, group in groups.items():
     try:
       prices = prices_of(group)
-      is_called = config.env.kind != SERVED
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
-        if is_called:
+        if config.env.kind != SERVED:
           endpoint.key()
         # Reading the port checks it: urllib raises ValueError if it is above 65535.
         _ = urlsplit(endpoint.base_url).port
@@ -513,6 +514,8 @@ def check_models(config: Config) -> None:
       raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
     for cheaper, costlier in itertools.pairwise(prices):
       if cheaper.input > costlier.input and cheaper.output > costlier.output:
-        names = f"--config.{group_name}.names is {group.names!r}"
-        advice = f"name the cheapest first, or set --config.{group_name}.prices"
-        raise ValueError(f"{names}; one of them is costlier than the next: {advice}")
+        raise ValueError(
+          f"--config.{group_name}.names is {group.names!r}; one of them is costlier "
+          "than the next: name the cheapest first, or set "
+          f"--config.{group_name}.prices"
+        )

@@ -182,9 +182,10 @@ class Store:
       split: "train", "dev" or "test".
       tasks: all tasks of the split.
     """
-    rows = []
-    for place, task in enumerate(tasks):
-      rows.append((split, place, json.dumps(vars(task) | {"split": split})))
+    rows = [
+      (split, place, json.dumps(vars(task) | {"split": split}))
+      for place, task in enumerate(tasks)
+    ]
     with self._db:
       self._db.execute("DELETE FROM tasks WHERE split = ?", (split,))
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)

@@ -278,5 +278,4 @@ def read_spent(directory: Path, models: int) -> Spent:
       for model, kind, sum_usd in sums:
         usd[model if kind == REPLY else kind] += sum_usd
   replies_usd = tuple(float(usd[model]) for model in range(models))
-  presumed_usd = float(usd[PRESUMED] + usd[OPEN])
-  return Spent(replies_usd, float(usd[RETRY]), presumed_usd)
+  return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))

@@ -293,8 +293,7 @@ class ReplyBooks:
       self.cost.usd = model.price.cost_usd(outcome.usage)
     usd = self.cost.usd
     if kind == REPLY:
-      latency_s = time.monotonic() - self.start_s
-      call = Call(model.index, outcome.usage, usd, latency_s)
+      call = Call(model.index, outcome.usage, usd, time.monotonic() - self.start_s)
       reply = Reply(outcome.text, call, tuple(self.lost))
     elif kind != FAILED:
       self.lost.append(Call(model.index, outcome.usage, usd, kind=kind))

@@ -105,9 +105,9 @@ class ChatCompletions(WireForm):
 
   def write_stream(self, answer: Mapping) -> list[dict | str]:
     """Write a chat completion as a stream of one chunk."""
-    choices = []
-    for choice in answer["choices"]:
-      choices.append(dict(choice, delta=choice.get("message")))
+    choices = [
+      dict(choice, delta=choice.get("message")) for choice in answer["choices"]
+    ]
     return [
       dict(answer, object="chat.completion.chunk", choices=choices),
       *self.endings,

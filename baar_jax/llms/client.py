@@ -52,9 +52,9 @@ NOT_SENT = (
   "ExceptionGroup",
 )
 # The wire forms, by the path of their requests.
-FORMS: dict[str, WireForm] = {}
-for module in (chat_completions, responses, messages):
-  FORMS[module.FORM.path] = module.FORM
+FORMS: dict[str, WireForm] = {
+  module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
+}
 # Seconds to connect to one of a host's addresses and to agree on encryption.
 CONNECT_S = 10.0
 # The reading of an answer stops with an error after this number of bytes.
@@ -273,9 +273,9 @@ class Client:
     self.price = prices_of(config)[self.config_index]
     self.is_tier_known = self.endpoint.is_private
     self._key = self.endpoint.key()
-    self._headers = {}
-    for path, form in FORMS.items():
-      self._headers[path] = form.list_headers(self.endpoint, self._key)
+    self._headers = {
+      path: form.list_headers(self.endpoint, self._key) for path, form in FORMS.items()
+    }
     try:
       self.http = httpx2.AsyncClient(
         base_url=self.endpoint.base_url,

@@ -170,10 +170,8 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
   variables = itertools.cycle(config.key_variables or (None,))
   forms = itertools.cycle(config.forms or ("",))
-  result = []
-  for name, url, *rest in zip(config.names, urls, variables, forms):
-    result.append(Endpoint(name, url.rstrip("/"), *rest))
-  return result
+  rows = zip(config.names, urls, variables, forms)
+  return [Endpoint(name, url.rstrip("/"), *rest) for name, url, *rest in rows]
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:

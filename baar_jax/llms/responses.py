@@ -211,8 +211,10 @@ class Items:
     """Return the items of a response, or the item, with an id."""
     items = self._items.get((client, str(id_)))
     if items is None:
-      problem = f"This server does not have the response or item {str(id_)[:80]}"
-      raise UnknownItem(f"{problem}. Set store: false, and send the whole history.")
+      raise UnknownItem(
+        f"This server does not have the response or item {str(id_)[:80]}. "
+        "Set store: false, and send the whole history."
+      )
     return json.loads(items)
 
 

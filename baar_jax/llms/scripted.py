@@ -77,12 +77,10 @@ class ScriptedPair:
     """Start one scripted agent for each model in an episode."""
     account = Account(self._billing, reserve)
     spoiled = {}
-    agents = []
-    for model in range(len(self.names)):
-      agents.append(
-        ScriptedAgent(model, account, self._errors, env, task, seed, spoiled)
-      )
-    return agents
+    return [
+      ScriptedAgent(model, account, self._errors, env, task, seed, spoiled)
+      for model in range(len(self.names))
+    ]
 
   def judge(
     self, config: ModelsConfig
@@ -142,10 +140,10 @@ class Account:
       step: index of the episode's step.
     """
     tokens = [count_tokens(message["content"]) for message in messages]
-    reads = []
-    for prompt in self.prompts.get(model, ()):
-      shared = _count_shared_tokens(prompt.messages, messages, tokens)
-      reads.append(Read(shared, prompt.at_s))
+    reads = [
+      Read(_count_shared_tokens(prompt.messages, messages, tokens), prompt.at_s)
+      for prompt in self.prompts.get(model, ())
+    ]
     now_s = self._now_s(step)
     return self.billing.bill(model, reads, sum(tokens), count_tokens(text), now_s)
 

@@ -86,10 +86,11 @@ class Endpoint:
     key = os.environ.get(variable or "", "").strip()
     is_missing = not key and not self.is_private and variable != ""
     if is_missing or not (key.isascii() and key.isprintable()):
-      problem = f"{self.model} at {self.host} needs a key of printable ASCII characters"
-      remedy = "Set the environment variable that --config.models.key_variables names"
-      choice = f"{OPENAI_KEY} at OpenAI's addresses; '' for an endpoint without keys"
-      raise ValueError(f"{problem}. {remedy} ({choice}).")
+      raise ValueError(
+        f"{self.model} at {self.host} needs a key of printable ASCII characters. Set "
+        "the environment variable that --config.models.key_variables names "
+        f"({OPENAI_KEY} at OpenAI's addresses; '' for an endpoint without keys)."
+      )
     return key or NO_KEY
 
 
@@ -287,11 +288,11 @@ ARGUMENTS = ("arguments", "tools")
 def drop_reasoning(value: object) -> object:
   """Return a copy of a JSON value without reasoning, and without settings of it."""
   if isinstance(value, list):
-    kept = []
-    for part in value:
-      if not (isinstance(part, dict) and part.get("type") in REASONING_TYPES):
-        kept.append(drop_reasoning(part))
-    return kept
+    return [
+      drop_reasoning(part)
+      for part in value
+      if not (isinstance(part, dict) and part.get("type") in REASONING_TYPES)
+    ]
   if not isinstance(value, dict):
     return value
   dropped = [*REASONING_FIELDS]

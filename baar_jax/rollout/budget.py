@@ -115,9 +115,9 @@ class DollarBudget:
     Such calls are failed attempts after which another model acted, or the episode
     ended.
     """
-    lost_usd = self.settled_usd - sum(step.spent_usd for step in steps)
     # The two sums of floats may differ in the last bits, so the difference is rounded.
-    return max(0.0, round(lost_usd, 12))
+    steps_usd = sum(step.spent_usd for step in steps)
+    return max(0.0, round(self.settled_usd - steps_usd, 12))
 
   def allows(self, usd: float) -> bool:
     """Tell whether a call with this worst case, in dollars, fits the budget now."""
@@ -203,8 +203,10 @@ def reserve(
       reservation = budget.reserve(usd)
       if reservation is None:
         remaining_usd = max(0.0, budget.limit_usd - budget.settled_usd)
-        remaining = f"${remaining_usd:.6f} remains of the cap of ${budget.limit_usd:g}"
-        raise refusal(f"a call may cost ${usd:.6f}, but only {remaining}")
+        raise refusal(
+          f"a call may cost ${usd:.6f}, but only ${remaining_usd:.6f} remains of the "
+          f"cap of ${budget.limit_usd:g}"
+        )
       stack.callback(
         lambda budget=budget, reservation=reservation: budget.settle(
           reservation, cost.usd

@@ -289,9 +289,7 @@ class Exact:
     values = {}
     locks, *size_KxZxCxJ, _ = self._open_IxKxZxCxJxM.shape
     for last in range(self._models) if self._is_cached and step else [None]:
-      size_T = []
-      for steps in self._select(step, last):
-        size_T.append(len(range(step + 1)[steps]))
+      size_T = [len(range(step + 1)[steps]) for steps in self._select(step, last)]
       seen = np.zeros((locks, 2, size_R, *size_KxZxCxJ, *size_T))
       arrived = np.zeros((locks + 1, 2, size_R, *size_KxZxCxJ[:2], *size_T))
       arrived[locks, SUCCESS] = 1.0

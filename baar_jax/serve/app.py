@@ -105,8 +105,11 @@ class App(Starlette):
       exchange.start(exchange.watch())
       yield
 
-    handlers = {HTTPException: self._refuse_route}
-    super().__init__(routes=routes, exception_handlers=handlers, lifespan=live)
+    super().__init__(
+      routes=routes,
+      exception_handlers={HTTPException: self._refuse_route},
+      lifespan=live,
+    )
 
   async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
     """Answer a request whose path or method is unknown, with the list of routes."""
@@ -179,8 +182,11 @@ class App(Starlette):
       for key in self._keys:
         if hmac.compare_digest(digest, key.sha256):
           return key
-    problem = "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key."
-    raise Refusal(401, problem, code="invalid_api_key")
+    raise Refusal(
+      401,
+      "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key.",
+      code="invalid_api_key",
+    )
 
   async def _answer_call(
     self, form: WireForm, request: Request, key: ClientKey

@@ -170,8 +170,11 @@ class Desk:
     for pattern, alias in self._config.aliases:
       if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
         return self.served[alias]
-    problem = f"Unknown model. Send one of these: {', '.join(self.served)}."
-    raise Refusal(404, problem, code="model_not_found")
+    raise Refusal(
+      404,
+      f"Unknown model. Send one of these: {', '.join(self.served)}.",
+      code="model_not_found",
+    )
 
   def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
     """Find the purse that a call names; None if it is new or has no name."""
@@ -273,19 +276,17 @@ class Desk:
   def describe(self, purse: Purse) -> dict:
     """Return a session's caps, dollars, conversations and failures as JSON."""
     left = purse.remaining_caps
-    conversations = []
-    for conversation in self._sessions.list_conversations("purse = ?", purse.id):
-      conversations.append(self._describe_conversation(conversation))
-    failures = []
+    conversations = self._sessions.list_conversations("purse = ?", purse.id)
     select = (
       "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
       "WHERE purse = ? AND kind IN (?, ?)"
     )
-    for row in self._sessions.read(select, purse.id, PRESUMED, FAILED):
-      at_s, model, outcome, usd = row
-      failures.append(
-        dict(at_s=at_s, model=self._names[model], outcome=outcome, cost_usd=usd)
+    failures = [
+      dict(at_s=at_s, model=self._names[model], outcome=outcome, cost_usd=usd)
+      for at_s, model, outcome, usd in self._sessions.read(
+        select, purse.id, PRESUMED, FAILED
       )
+    ]
     return dict(
       id=purse.name,
       client=purse.client,
@@ -297,7 +298,7 @@ class Desk:
       left_large_calls=left.calls,
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
-      conversations=conversations,
+      conversations=[*map(self._describe_conversation, conversations)],
       failures=failures,
     )
 
@@ -316,9 +317,7 @@ class Desk:
       steps.append(fields | vars(step.calls[-1].usage))
       switch_usd += record.switch_usd
       unlike += record.known is not None and record.known < UNLIKE
-    caches = {}
-    for model, cache in conversation.caches.items():
-      caches[names[model]] = vars(cache)
+    caches = {names[model]: vars(cache) for model, cache in conversation.caches.items()}
     state = conversation.state
     label = state.rule
     if state.rule in self._deciders:

@@ -165,9 +165,8 @@ class Exchange:
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     self._start_s = time.time()
-    self.deciders: dict[str, Decider] = {}
-    for rule, policy in policies.items():
-      self.deciders[rule] = Decider(policy, config.serve.max_sessions)
+    rows = config.serve.max_sessions
+    self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
 
   def deliver(
     self,
@@ -249,8 +248,12 @@ class Exchange:
         self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:
       if isinstance(error, TimeoutError):
-        problem = f"No answer within --config.serve.call_timeout_s={limit_s:g}"
-        error = Refusal(504, f"{problem}. The model hangs. Call again.", "timeout")
+        error = Refusal(
+          504,
+          f"No answer within --config.serve.call_timeout_s={limit_s:g}. "
+          "The model hangs. Call again.",
+          "timeout",
+        )
       if isinstance(error, Refusal):
         error.headers = call.headers | error.headers
       if not delivery.begun.done():
@@ -496,5 +499,8 @@ class Exchange:
       fields = {"score": float(output), "conversation": conversation.id}
       self.score(purse, SessionScore.read(fields))
     except (ValueError, OSError, sqlite3.OperationalError) as error:
-      problem = f"no score of session {purse.name} by serve.outcome"
-      print(f"error: {problem} ({type(error).__name__})", file=sys.stderr)
+      print(
+        f"error: no score of session {purse.name} by serve.outcome "
+        f"({type(error).__name__})",
+        file=sys.stderr,
+      )

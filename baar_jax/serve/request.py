@@ -326,8 +326,9 @@ async def read_body(request: Request, limit_mb: float) -> dict:
             "Send a smaller body, or raise this limit.",
           )
   except TimeoutError:
-    problem = f"The body took longer than {BODY_S:g} seconds"
-    raise Refusal(408, f"{problem}. Send the call again.") from None
+    raise Refusal(
+      408, f"The body took longer than {BODY_S:g} seconds. Send the call again."
+    ) from None
   fields = read_json(body)
   if fields is None:
     raise Refusal(400, "The body cannot be read. Send a JSON object.")

@@ -120,8 +120,12 @@ class Budgets:
         async with asyncio.timeout(until_s - time.monotonic()):
           await purse.changed.wait()
       except TimeoutError:
-        problem = f"The calls of session {purse.name} in flight reserve its whole cap"
-        raise Refusal(503, f"{problem}. Send the call again.", RESERVED) from None
+        raise Refusal(
+          503,
+          f"The calls of session {purse.name} in flight reserve its whole cap. "
+          "Send the call again.",
+          RESERVED,
+        ) from None
     spent_usd = purse.dollars.settled_usd
     needed_usd = min(
       call.prepared[model].offer(0.0).worst_case_usd for model in offering
@@ -129,14 +133,13 @@ class Budgets:
     cap = (
       "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
     )
-    spent = f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}"
-    needed = f"the next call needs ${needed_usd:.6f}"
-    limit = "The session's cap, the key's cap of the day or --config.max_usd forbids it"
     purse.refusals += call.conversation is not None
     status = 429 if self.config.exhausted == "429" else 402
     raise Refusal(
       status if purse.refusals < 2 else call.form.last_status,
-      f"{spent}; {needed}. {limit}. End the task without a further call.",
+      f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
+      f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
+      "--config.max_usd forbids it. End the task without a further call.",
       "insufficient_quota",
       EXHAUSTED,
       session=purse.name,
@@ -157,8 +160,11 @@ class Budgets:
       if not forms or call.form.path in forms:
         offering.add(index)
     if not offering:
-      problem = f"No model of this server offers {call.form.path}"
-      raise Refusal(404, f"{problem}. Use another form (--config.models.forms).")
+      raise Refusal(
+        404,
+        f"No model of this server offers {call.form.path}. "
+        "Use another form (--config.models.forms).",
+      )
     return offering
 
   def window_tokens(self, model: int) -> float:
@@ -392,8 +398,10 @@ class RoutedCall:
         outcome = REPLY
       except ImpossibleUsage as error:
         self.upstream.is_tier_known = self.upstream.endpoint.is_private
-        problem = f"{self.upstream.name} counts at its worst case. {error}"
-        print(f"error: {problem}", file=sys.stderr)
+        print(
+          f"error: {self.upstream.name} counts at its worst case. {error}",
+          file=sys.stderr,
+        )
     kind = "act" if meter else PRESUMED
     latency_s = time.monotonic() - call.start_s
     billed = Call(self.step.model, usage, usd, latency_s, kind=kind)

@@ -440,9 +440,7 @@ class Sessions:
       ("UPDATE conversations SET changed_s = ? WHERE id = ?", (now_s, id_)),
       ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
     )
-    reservations = []
-    for budget in budgets:
-      reservations.append((budget, budget.reserve(worst_case_usd)))
+    reservations = [(budget, budget.reserve(worst_case_usd)) for budget in budgets]
     purse.changed_s = now_s
     purse.refusals = 0
     purse.large_calls += step.model != SMALL

@@ -125,9 +125,10 @@ def open_tokenizer(path: str) -> Callable[[str], int]:
   try:
     tokenizer = tokenizers.Tokenizer.from_file(str(require_file(Path(path))))
   except Exception as error:  # The library raises nothing more special.
-    problem = f"Cannot read the tokenizer {path} ({error})"
-    remedy = "Correct --config.models.tokenizer_families"
-    raise ValueError(f"{problem}. {remedy}.") from None
+    raise ValueError(
+      f"Cannot read the tokenizer {path} ({error}). "
+      "Correct --config.models.tokenizer_families."
+    ) from None
 
   @functools.lru_cache(maxsize=1000)
   def count(text: str) -> int:
