@@ -123,17 +123,21 @@ CASES = [
   (
     "--config.env.kind is 'TMP/own.py:Good', but TMP/own.py fails with "
     "ZeroDivisionError('division by zero'); correct the file",
-    lambda tmp: load(tmp, "Good", "1 / 0"),
+    load,
+    "Good",
+    "1 / 0",
   ),
   (
     "--config.env.kind is 'TMP/own.py:Task', but TMP/own.py has no class Task "
     "that is a subclass of Env; add it",
-    lambda tmp: load(tmp, "Task"),
+    load,
+    "Task",
   ),
   (
     "--config.env.kind is 'TMP/own.py:NoDefault', but its Options need a default for "
     "each field: ... missing 1 required positional argument: 'rooms'",
-    lambda tmp: load(tmp, "NoDefault"),
+    load,
+    "NoDefault",
   ),
   (
     "--config.env.options: skip_test_variations is -1, but must be at least 0; ...",
@@ -175,22 +179,27 @@ CASES = [
   ("Good.score gave 2, but must give a number in [0, 1]: correct it", score),
   (
     "Good.reset('7') gave 7, but must give a text: correct it",
-    lambda tmp: reset(tmp, "7"),
+    reset,
+    "7",
   ),
   (
     "the environment's process died (ZeroDivisionError: division by zero (<string>:1)): "
     "correct the environment or its settings",
-    lambda tmp: reset(tmp, "1 / 0"),
+    reset,
+    "1 / 0",
   ),
   (
     "the environment's process died (it ended without an answer): "
     "correct the environment or its settings",
-    lambda tmp: reset(tmp, "os._exit(0)"),
+    reset,
+    "os._exit(0)",
   ),
   (
     "the environment's process died (no answer in 0.01 s, the limit "
     "--config.env.timeout_s): correct the environment or its settings",
-    lambda tmp: reset(tmp, "'a room'", 0.01),
+    reset,
+    "'a room'",
+    0.01,
   ),
   (
     "no live episode (no episode has been started): call reset() first",
@@ -204,18 +213,21 @@ CASES = [
   (
     "list.txt is not a list of games; it must have lines SPLIT/NAME/TRIAL, or JSON "
     "objects with task_type and task_id",
-    lambda tmp: list_games(tmp, b"\xff"),
+    list_games,
+    b"\xff",
   ),
   (
     "'train' is not the name of an ALFWorld game; it must be "
     "TYPE-OBJECT-CONTAINER-TARGET-SCENE",
-    lambda tmp: list_games(tmp, b"train/trial_A"),
+    list_games,
+    b"train/trial_A",
   ),
   (
     "TMP/json_2.1.1/train/pick_and_place_simple-Mug-None-Desk-1/trial_A/game.tw-pddl is "
     "missing, damaged or older than ALFWorld 0.4: remove its directory or download the "
     "games again",
-    lambda tmp: list_games(tmp, b"train/pick_and_place_simple-Mug-None-Desk-1/trial_A"),
+    list_games,
+    b"train/pick_and_place_simple-Mug-None-Desk-1/trial_A",
   ),
   (
     "the game pick_and_place_simple-Mug-None-Desk-1 cannot be loaded ('actions'): "

@@ -142,13 +142,15 @@ CASES = [
     "small at 127.0.0.1 billed $0.004004, above the worst case of $0.000220. Set "
     "--config.models.token_limit_field to the field by which this endpoint limits a "
     "reply, then run the same command again.",
-    lambda tmp: ask(tmp, "dear"),
+    ask,
+    "dear",
   ),
   (
     "small at 127.0.0.1 answered 404: asked to answer 404. Every call would end like "
     "this. Correct the settings --config.models of this model, then run the same command "
     "again.",
-    lambda tmp: ask(tmp, "404"),
+    ask,
+    "404",
   ),
   (
     "small at 127.0.0.1 answered 429, 2 times in a row (--config.models.max_failures). "
@@ -163,13 +165,15 @@ CASES = [
   ),
   (
     "small at 127.0.0.1 gave no whole answer (ExceptionGroup) (1 attempts)",
-    lambda tmp: name_proxy(tmp, "http://127.0.0.1:99999"),
+    name_proxy,
+    "http://127.0.0.1:99999",
   ),
   *[
     (
       "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY name no proxy that can be used: "
       "set http:// addresses, or unset the variables",
-      lambda tmp, url=url: name_proxy(tmp, url),
+      name_proxy,
+      url,
     )
     for url in ("socks5://sk-secret@127.0.0.1:9", "ftp://127.0.0.1")
   ],

@@ -28,7 +28,7 @@ SHAPE = hf.SHAPES["grouped"]
 NORM = "model.norm.weight"
 
 
-def convert(tmp: Path, kind: str = "llama", **changes: object) -> None:
+def convert(tmp: Path, changes: dict[str, object], kind: str = "llama") -> None:
   """Convert a GGUF file with some fields or tensors changed."""
   write_gguf(tmp, kind, **changes)
   gguf.convert(tmp / "made.gguf", tmp / "converted")
@@ -132,35 +132,43 @@ CASES = [
   ),
   (
     "Cannot convert TMP/a.gguf: it ends too early. Use a complete file of a plain Llama or Qwen2.",
-    lambda tmp: damage_gguf(tmp, b"GGUF"),
+    damage_gguf,
+    b"GGUF",
   ),
   (
     GGUF.format("its architecture is 'gpt2', expected llama or qwen2"),
-    lambda tmp: convert(tmp, "gpt2"),
+    convert,
+    {},
+    "gpt2",
   ),
   (
     GGUF.format("its rotary embeddings are scaled, expected plain ones"),
-    lambda tmp: convert(tmp, **{"llama.rope.scaling.type": "yarn"}),
+    convert,
+    {"llama.rope.scaling.type": "yarn"},
   ),
   (
     GGUF.format("it has no 'output_norm.weight'"),
-    lambda tmp: convert(tmp, **{"output_norm.weight": None}),
+    convert,
+    {"output_norm.weight": None},
   ),
   (
     GGUF.format(
       "tensor output_norm.weight has shape (4,), expected (48,) from the file's sizes"
     ),
-    lambda tmp: convert(tmp, **{"output_norm.weight": np.ones(4, "f4")}),
+    convert,
+    {"output_norm.weight": np.ones(4, "f4")},
   ),
   (
     GGUF.format("it has a tensor rope_freqs.weight, which a Qwen2 does not have"),
-    lambda tmp: convert(tmp, **{"rope_freqs.weight": np.ones(4, "f4")}),
+    convert,
+    {"rope_freqs.weight": np.ones(4, "f4")},
   ),
   (
     GGUF.format(
       "its tokenizer is gpt2 (pre-tokenizer gpt-4o), expected gpt2 (qwen2 or smollm)"
     ),
-    lambda tmp: convert(tmp, **{"tokenizer.ggml.pre": "gpt-4o"}),
+    convert,
+    {"tokenizer.ggml.pre": "gpt-4o"},
   ),
   (
     "Found an infinite number or a NaN in logits of router, expected finite numbers."
@@ -208,15 +216,21 @@ CASES = [
   (
     f"TMP: tensor {NORM} is in no model*.safetensors file."
     " Restore the missing file, or download the model again.",
-    lambda tmp: check_tensor(tmp, NORM, None),
+    check_tensor,
+    NORM,
+    None,
   ),
   (
     WEIGHTS.format(f"{NORM} is F32 [4], expected F32 or BF16 or F16 [48]"),
-    lambda tmp: check_tensor(tmp, NORM, np.zeros(4, "f4")),
+    check_tensor,
+    NORM,
+    np.zeros(4, "f4"),
   ),
   (
     WEIGHTS.format("'bias' is unknown to a Qwen2 of the shape in config.json"),
-    lambda tmp: check_tensor(tmp, "bias", np.zeros(4, "f4")),
+    check_tensor,
+    "bias",
+    np.zeros(4, "f4"),
   ),
   (
     WEIGHTS.format(f"{NORM} is in model-2.safetensors too, expected in one file"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import tiny
+from errors_serve import use_run
 from report_store import BOUNDARIES, FEW, config, figures, fill, specs
 
 from baar_jax import run as run_file
@@ -30,17 +31,6 @@ from baar_jax.train import jobs
 def open_run(tmp: Path, **env: object) -> Iterator[Run]:
   """Open a small run in `tmp`, with scripted models."""
   with contextlib.closing(Run(tiny.config(tmp, **env))) as run:
-    yield run
-
-
-@contextlib.contextmanager
-def open_served(tmp: Path) -> Iterator[Run]:
-  """Open a run whose episodes clients play."""
-  config = tiny.config(tmp, kind="served")
-  prices = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0))
-  urls = ("http://127.0.0.1:9/v1",)
-  config.models = ModelsConfig("chat", ("a", "b"), prices=prices, base_urls=urls)
-  with contextlib.closing(Run(config)) as run:
     yield run
 
 
@@ -124,11 +114,6 @@ def change_field(tmp: Path) -> None:
   Run(config)
 
 
-def list_unserved(tmp: Path) -> None:
-  with open_served(tmp) as run:
-    run.tasks("train")
-
-
 def list_tasks(tmp: Path, *tasks: Task) -> None:
   with open_run(tmp) as run:
     for env in run.envs():
@@ -136,27 +121,24 @@ def list_tasks(tmp: Path, *tasks: Task) -> None:
     run.tasks("train")
 
 
-def serve_too_little(tmp: Path) -> None:
-  with open_served(tmp) as run:
-    task = run.store.name_task("fix-17", "", 9)
-    run.check_played(jobs.BOUNDARIES, [Job(task, "profile", 0)])
+def serve_too_little(run: Run) -> None:
+  task = run.store.name_task("fix-17", "", 9)
+  run.check_played(jobs.BOUNDARIES, [Job(task, "profile", 0)])
 
 
-def serve_without_texts(tmp: Path) -> None:
-  with open_served(tmp) as run:
-    played = tiny.episode("fix-17", jobs.ALWAYS_SMALL.key)
-    for step in played.steps:
-      step.observation = step.action = ""
-    run.store.add(played)
-    task = Task("fix-17", "train", "", 9)
-    run.check_texts(jobs.ALWAYS_SMALL, [Job(task, "profile", 0)])
+def serve_without_texts(run: Run) -> None:
+  played = tiny.episode("fix-17", jobs.ALWAYS_SMALL.key)
+  for step in played.steps:
+    step.observation = step.action = ""
+  run.store.add(played)
+  task = Task("fix-17", "train", "", 9)
+  run.check_texts(jobs.ALWAYS_SMALL, [Job(task, "profile", 0)])
 
 
-def serve_boundaries(tmp: Path) -> None:
-  with open_served(tmp) as run:
-    for name in "abcde":
-      run.store.name_task(name, "", 9)
-    evaluate.list_evaluated(run.store, run.config)
+def serve_boundaries(run: Run) -> None:
+  for name in "abcde":
+    run.store.name_task(name, "", 9)
+  evaluate.list_evaluated(run.store, run.config)
 
 
 def differ(tmp: Path) -> None:
@@ -255,15 +237,17 @@ CASES = [
   ),
   (
     "no client has played a train task yet: serve sessions of five tasks first",
-    list_unserved,
+    use_run(lambda run: run.tasks("train")),
   ),
   (
     "--config.env.kind=sandbox lists the task 't' twice: list each task once, in one split",
-    lambda tmp: list_tasks(tmp, *[Task("t", "train", "do it", 9)] * 2),
+    list_tasks,
+    *[Task("t", "train", "do it", 9)] * 2,
   ),
   (
     "--config.env.kind=sandbox lists max_steps=-1 of 't': list 1 or more",
-    lambda tmp: list_tasks(tmp, Task("t", "train", "do it", -1)),
+    list_tasks,
+    Task("t", "train", "do it", -1),
   ),
   (
     "TMP/tiny/metrics.jsonl is not a regular file: restore the run's directory from a copy, or choose another --config.name",
@@ -272,15 +256,15 @@ CASES = [
   ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
     "2 of 2 trials are missing, such as 1 of 'fix-17' by always-SMALL, 1 of 'fix-17' by always-LARGE: let clients play them",
-    serve_too_little,
+    use_run(serve_too_little),
   ),
   (
     "sessions of always-SMALL were stored without texts to learn from: collect new ones with another --config.name, and --config.serve.record_text=True",
-    serve_without_texts,
+    use_run(serve_without_texts),
   ),
   (
     "on dev and test clients have played only always-SMALL and always-LARGE: let them play another policy too (docs/serving.md)",
-    serve_boundaries,
+    use_run(serve_boundaries),
   ),
   (
     "the processes have different --config.seed: start all processes with the same value",
@@ -296,23 +280,28 @@ CASES = [
   ),
   (
     "TMP/tiny has not finished the stage profile: run --stage=profile first",
-    lambda tmp: run_stage(tmp, train.references),
+    run_stage,
+    train.references,
   ),
   (
     "TMP/tiny has not finished the stage references: run --stage=references first",
-    lambda tmp: run_stage(tmp, train.pretrain),
+    run_stage,
+    train.pretrain,
   ),
   (
     "TMP/tiny has not finished the stage references: run --stage=references first",
-    lambda tmp: run_stage(tmp, train.train_families("sft")),
+    run_stage,
+    train.train_families("sft"),
   ),
   (
     "TMP/forecast.csv cannot be read: run --stage=forecast again",
-    lambda tmp: damage_file(tmp, FORECAST),
+    damage_file,
+    FORECAST,
   ),
   (
     "TMP/metrics.jsonl cannot be read: remove it, and run --stage=report without curves",
-    lambda tmp: damage_file(tmp, "metrics.jsonl"),
+    damage_file,
+    "metrics.jsonl",
   ),
   (
     "BoSFT lacks episodes on dev: run --stage=evaluate first",

@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -60,32 +59,30 @@ def use_app(act: Callable[[App], object], **settings: object) -> Callable:
   )
 
 
-def make_request(host: str = "127.0.0.1", body: str = "", **headers: str) -> Request:
+def make_request(
+  host: str = "127.0.0.1", body: str = "{}", kind: str = "application/json"
+) -> Request:
   """Make a request with a body, for the session "s"."""
-  fields = {"host": host} | {name.replace("_", "-"): headers[name] for name in headers}
-  pairs = [(name.encode(), value.encode()) for name, value in fields.items()]
-  scope = {"type": "http", "path": "/", "headers": pairs, "path_params": {"id": "s"}}
-
-  async def receive() -> dict:
-    return {"type": "http.request", "body": body.encode()}
-
-  return Request(scope, receive)
+  headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
+  scope = {"type": "http", "path": "/", "headers": headers, "path_params": {"id": "s"}}
+  message = {"type": "http.request", "body": body.encode()}
+  return Request(scope, mock.AsyncMock(return_value=message))
 
 
 def read(body: str, kind: str = "application/json") -> None:
   """Read a request's body of at most half a MiB."""
-  asyncio.run(read_body(make_request(body=body, content_type=kind), 0.5))
+  asyncio.run(read_body(make_request(body=body, kind=kind), 0.5))
 
 
 def read_late(tmp: Path) -> None:
   """Read a body that takes too long."""
-  request = make_request(content_type="application/json")
+  request = make_request()
   request._receive = lambda: asyncio.sleep(1)
   with mock.patch("baar_jax.serve.request.BODY_S", 0.01):
     asyncio.run(read_body(request, 0.5))
 
 
-def read_messages(value: object, path: str, tmp: Path) -> None:
+def read_messages(tmp: Path, value: object, path: str) -> None:
   """Read the messages of a call."""
   form = FORMS[path]
   read_history({form.history: value}, form)
@@ -120,11 +117,6 @@ def score_without_a_call(app: App) -> None:
 
 def call_no_model(app: App) -> None:
   asyncio.run(ask(decide(app), 0))
-
-
-def count_tokens(app: App) -> None:
-  request = make_request(body="{}", content_type="application/json")
-  asyncio.run(app._count_tokens(request, None))
 
 
 def score_before_the_retry(app: App) -> None:
@@ -176,17 +168,19 @@ def answer(act: Callable[[App], object]) -> Callable:
   return use_app(case)
 
 
+def handle_request(handle: Callable) -> Callable:
+  """Make a case in which the application handles a request."""
+  return use_app(lambda app: asyncio.run(handle(app, make_request(), ClientKey())))
+
+
 def send_to_no_route(app: App) -> None:
   answer = TestClient(app, "http://127.0.0.1").get("/nowhere")
   raise ValueError(answer.json()["error"]["message"])
 
 
 def close_the_connection(app: App) -> None:
-  async def receive() -> dict:
-    return {"type": "http.disconnect"}
-
-  scope = make_request(content_type="application/json").scope
-  request = Request(scope, receive)
+  request = make_request()
+  request._receive = mock.AsyncMock(return_value={"type": "http.disconnect"})
   raise_answer(app, lambda request, key: app._read(request), request)
 
 
@@ -213,7 +207,7 @@ def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
   return message, use_run(lambda run: load(run, records))
 
 
-def decide_alone(tmp: Path, **arguments: float) -> None:
+def decide_alone(**arguments: float) -> None:
   router = Router(Policy(PolicySpec("p")), ("small", "large"), 9, sessions=1)
   router.decide(ASK, **arguments)
 
@@ -234,7 +228,7 @@ CASES = [
   ),
   (
     "Only an operator's key shows metrics. Ask the operator.",
-    use_app(lambda app: asyncio.run(app._show_metrics(None, ClientKey()))),
+    handle_request(App._show_metrics),
   ),
   (
     "The body is nested too deeply. Send a flatter one.",
@@ -247,11 +241,11 @@ CASES = [
   ),
   (
     "Only an operator's key may change caps. Ask the operator.",
-    use_app(lambda app: asyncio.run(app._change_session(None, ClientKey()))),
+    handle_request(App._change_session),
   ),
   (
     "This server has no WebSockets. Send POST /v1/responses.",
-    use_app(lambda app: asyncio.run(app._refuse_socket(None, ClientKey()))),
+    handle_request(App._refuse_socket),
   ),
   (
     "Unknown path or method. This server answers GET /, GET /metrics, ..., GET /health.",
@@ -394,17 +388,21 @@ CASES = [
   import_lines("session 'b': Correct the field score: Field required", atif(extra={})),
   (
     "left_usd or left_large_calls is negative. Pass 0 or more.",
-    partial(decide_alone, left_usd=-1.0),
+    lambda tmp: decide_alone(left_usd=-1.0),
   ),
-  ("The score is 2. Pass a number in [0, 1].", partial(decide_alone, score=2)),
+  ("The score is 2. Pass a number in [0, 1].", lambda tmp: decide_alone(score=2)),
 ]
 CASES += [
   (
     "The model small ... Send the call again. If this error repeats, check "
     "--config.models of this server.",
-    use_app(act),
+    case,
   )
-  for act in (call_no_model, score_before_the_retry, count_tokens)
+  for case in (
+    use_app(call_no_model),
+    use_app(score_before_the_retry),
+    handle_request(App._count_tokens),
+  )
 ]
 # Rows: the path of a wire form, its messages, and the problem.
 WRONG = [
@@ -423,4 +421,4 @@ WRONG = [
 ]
 for path, value, problem in WRONG:
   message = f"Correct the field {FORMS[path].history}: {problem}."
-  CASES.append((message, partial(read_messages, value, path)))
+  CASES.append((message, read_messages, value, path))

@@ -130,7 +130,8 @@ CASES = [
   # The heads of another version read inputs of another width.
   (
     HEADS.format("another version wrote it"),
-    lambda tmp: load_heads(tmp, *[np.ones((1, 99, 1))] * 20),
+    load_heads,
+    *[np.ones((1, 99, 1))] * 20,
   ),
   # The configuration of ablations.
   (

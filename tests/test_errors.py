@@ -1,7 +1,7 @@
 """Every error that a user can see: its message, and the case that produces it.
 
-Each tests/errors_*.py has CASES: rows of a message ("..." is any text) and a function
-that raises it in an empty directory. Together they pass every statement of the product
+Each tests/errors_*.py has CASES: rows of a message ("..." is any text), a function that
+raises it in an empty directory, and the function's other arguments. Together they pass every statement of the product
 that writes an error, but for UNSEEN: errors that no user sees, with the reason.
 """
 
@@ -40,9 +40,16 @@ SEEN = {
   "UnknownItem",
   "ImpossibleUsage",
 }
+
+
+def bind(message: str, make: Callable, *arguments: object) -> tuple[str, Callable]:
+  """Return a case's message, and the function that raises it in a directory."""
+  return message, lambda directory: make(directory, *arguments)
+
+
 AREAS = sorted(path.stem for path in Path(__file__).parent.glob("errors_*.py"))
 TABLES = [importlib.import_module(name) for name in AREAS]
-CASES = [case for table in TABLES for case in table.CASES]
+CASES = [bind(*case) for table in TABLES for case in table.CASES]
 UNSEEN = {site for table in TABLES for site in getattr(table, "UNSEEN", {})}
 
 FORMS = """
