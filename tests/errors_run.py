@@ -28,9 +28,9 @@ from baar_jax.train import jobs
 
 
 @contextlib.contextmanager
-def open_run(tmp: Path, **env: object) -> Iterator[Run]:
+def open_run(tmp: Path) -> Iterator[Run]:
   """Open a small run in `tmp`, with scripted models."""
-  with contextlib.closing(Run(tiny.config(tmp, **env))) as run:
+  with contextlib.closing(Run(tiny.config(tmp))) as run:
     yield run
 
 
