@@ -69,10 +69,10 @@ def specs(policies: list[Played]) -> list[PolicySpec]:
   return [played.spec for played in policies]
 
 
-def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) -> Config:
+def config(robustness: tuple[int, ...] = ()) -> Config:
   """Return a configuration of ScienceWorld with scripted models."""
   result = Config()
-  result.bopo.lam, result.evaluate.seeds, result.evaluate.bootstrap = lam, 2, 200
+  result.bopo.lam, result.evaluate.seeds, result.evaluate.bootstrap = (0.3,), 2, 200
   result.profile.robustness = robustness
   return result
 
@@ -109,15 +109,14 @@ def fill(policies: list[Played]) -> Store:
           step.calls = [call(step.model, 5.0 if step.model else 1.0, tokens=90)]
           step.router_cost_usd = 0.5
           if spec.family == "zero-shot":
-            step.router_cost_usd, judgement = (
-              0.0,
-              call(2, 0.125, tokens=160, kind="judge"),
-            )
-            step.router_latency_s, step.calls = 0.25, [*step.calls, judgement]
+            step.router_cost_usd = 0.0
+            step.router_latency_s = 0.25
+            step.calls.append(call(2, 0.125, tokens=160, kind="judge"))
           if spec.family == "cascade":
             step.router_latency_s = 0.25
-            proposal = call(0, 0.5, tokens=45, kind="proposal", replayed=trial == 1)
-            step.calls += [proposal] * (step.model == 1)
+            if step.model == 1:
+              proposal = call(0, 0.5, tokens=45, kind="proposal", replayed=trial == 1)
+              step.calls.append(proposal)
         store.add(e)
   return store
 

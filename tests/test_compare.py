@@ -1,6 +1,5 @@
 """Check the figures of hand-made evaluations; comments have the arithmetic."""
 
-import dataclasses
 import itertools
 import math
 
@@ -20,7 +19,7 @@ from report_store import (
 )
 from tiny import episode
 
-from baar_jax.config import ABLATIONS, BaselinesConfig
+from baar_jax.config import ABLATIONS
 from baar_jax.report.table import Results, load_split
 from baar_jax.report.texts import claim, main_budgets
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
@@ -28,15 +27,18 @@ from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
-POINTS = {1: ("SSSL", (1.0, 0.0, 0.0, 0.0)), 2: ("SSLL", SOLVED), 3: ("LLLL", SOLVED)}
-THREE = [*BOUNDARIES]
-THREE += [Played(PolicySpec("bopo", lam=lam), *point) for lam, point in POINTS.items()]
+THREE = [
+  *BOUNDARIES,
+  Played(PolicySpec("bopo", lam=1), "SSSL", (1.0, 0.0, 0.0, 0.0)),
+  Played(PolicySpec("bopo", lam=2, cap=Cap(2)), "SSLL", SOLVED),
+  Played(PolicySpec("bopo", lam=3), "LLLL", SOLVED),
+]
 
 
 @pytest.fixture(scope="module")
 def every() -> Results:
   settings = config()
-  settings.baselines = BaselinesConfig(ablations=tuple(ABLATIONS))
+  settings.baselines.ablations = tuple(ABLATIONS)
   return figures(EVERY, settings)
 
 
@@ -51,10 +53,7 @@ def test_dev_chooses_the_points_on_the_hull():
   # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1. Only the
   # second is on the hull: the first lies below the line, the third on LARGE. A cap is no
   # bar.
-  policies = [*THREE]
-  second = policies[3]
-  policies[3] = second._replace(spec=second.spec.under(Cap(2)))
-  choice = choose_on_dev(fill(policies), specs(policies), config())
+  choice = choose_on_dev(fill(THREE), specs(THREE), config())
   assert choice.vertices["bopo", "success_percent"] == ["bopo(lam=2,K=2)"]
   assert choice.typical["bopo"] == "bopo(lam=2,K=2)"
   chosen = [spec.key for spec in choice.entries]
@@ -67,8 +66,9 @@ def test_a_family_has_one_row_under_each_budget():
   second one has the highest sum: 25 + 77.5, more than 0 + 90 and 50 + 50. A fourth one
   is its equal, for less.
   """
-  first = PolicySpec("bopo", lam=4, cap=Cap(2))
-  second, third, fourth = (dataclasses.replace(first, lam=lam) for lam in (5, 6, 7))
+  first, second, third, fourth = (
+    PolicySpec("bopo", lam=lam, cap=Cap(2)) for lam in (4, 5, 6, 7)
+  )
   capped = [
     Played(first, "SSLL", (0.9,) * 4),
     Played(second, "SSLL", (1.0, 0.9, 0.9, 0.3)),
@@ -86,14 +86,16 @@ def test_a_family_has_one_row_under_each_budget():
 def test_the_choice_does_not_depend_on_test():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.
-  where = "policy = 'bopo(lam=2)' AND seed >= 3000"
+  where = "policy = 'bopo(lam=2,K=2)' AND seed >= 3000"
   store._db.execute(f"UPDATE episodes SET score = 0, success = 0 WHERE {where}")
   results = compute(store, specs(THREE), config())
   bopo = row(results.frontiers, metric="success_percent")
   # (1/2, -1/2), 25 being 0: -1/8 to the left, (-1/2 + 1) / 4 to the right
-  assert bopo.policies == ["bopo(lam=2)"] and bopo.area == pytest.approx(-1 / 8 + 1 / 8)
+  assert bopo.policies == ["bopo(lam=2,K=2)"] and bopo.area == pytest.approx(
+    -1 / 8 + 1 / 8
+  )
   assert "is not shown to beat" in claim(results, "success_percent")
-  assert [*results.policies.index] == [*BOUNDARY_KEYS, "bopo(lam=2)"]
+  assert [*results.policies.index] == [*BOUNDARY_KEYS, "bopo(lam=2,K=2)"]
 
 
 CAPPED = BOPO.under(Cap(1)).key
@@ -122,15 +124,14 @@ def test_the_figures_of_policies_are_those_worked_out_by_hand(every):
 
 
 def test_caps_in_dollars_are_not_on_the_frontier():
-  store, lines = fill(FEW), specs(FEW)
+  store = fill(FEW)
   spec = BOPO.under(Cap(usd=7.0))
-  lines.insert(2, spec)
   for split, i, trial in itertools.product(("dev", "test"), range(4), range(2)):
     seed = FIRST_SEED[split] + trial
     e = episode(f"{split}-{i}", spec.key, seed, "SL" if i else "LL", 1.0)
     e.usd_budget = 7.0
     store.add(e)
-  results = compute(store, lines, config())
+  results = compute(store, [*specs(FEW), spec], config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
   assert tuple(results.policies.loc[spec.key, ["overspends", "use_share"]]) == (
     2,
@@ -145,7 +146,8 @@ def test_areas_and_gains_are_those_worked_out_by_hand(every):
     "first-large(K=2)"
   ]
   success = rows[rows.metric == "success_percent"].set_index("family")
-  rivals = {
+  assert success.index[0] == "bopo"
+  assert {*success.index[1:]} == {
     "random",
     "first-large",
     "sft",
@@ -154,7 +156,6 @@ def test_areas_and_gains_are_those_worked_out_by_hand(every):
     "single-turn",
     "zero-shot",
   }
-  assert success.index[0] == "bopo" and {*success.index} == {"bopo", *rivals}
   assert success.policies[["bopo", "random"]].tolist() == [[BOPO.key], []]
   # BoPO's line (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
   # Vanilla RL solves all three for always-SMALL's $4: an area of 1.
