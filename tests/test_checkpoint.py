@@ -63,11 +63,11 @@ def assert_restored(directory: Path, update: int) -> None:
   jax.tree.map(np.testing.assert_array_equal, got, state(update))
 
 
-def assert_refused(directory: Path, like=None, text="") -> None:
+def assert_refused(directory: Path, like=None) -> None:
   """Check that checkpoint 20 is refused, in one line with its directory and the advice."""
   with pytest.raises(ValueError) as error:
     restore(directory, like)
-  message, texts = str(error.value), (str(directory / "20"), *UNREADABLE, text)
+  message, texts = str(error.value), (str(directory / "20"), *UNREADABLE)
   assert "\n" not in message and all(text in message for text in texts), message
 
 
@@ -121,14 +121,6 @@ def test_damage_of_a_needed_file_is_noticed(whole, tmp_path, how):
       shutil.rmtree(directory / "20")  # as the message advises
       assert_restored(directory, 10)
   assert noticed > 1
-
-
-def test_an_optimizer_that_is_not_finite_is_never_restored(tmp_path):
-  poisoned = state(20)
-  poisoned["optimizer"][1] = poisoned["optimizer"][1].at[1].set(np.nan)
-  with contextlib.closing(Checkpoints(tmp_path, create=True)) as checkpoints:
-    checkpoints.save(20, poisoned)
-  assert_refused(tmp_path, text="not finite")
 
 
 # Writes a checkpoint. A limit of the size of files stands for a full disk.

@@ -88,7 +88,6 @@ LOST = "restore the run's directory from a copy, or choose another --config.name
 TEXTS = [
   "[]",
   "null",
-  "{",
   "\x00",
   "[" * 100_000,
 ]
