@@ -19,13 +19,22 @@ def get_config(setting: str = "") -> config.Config:
   if setting:
     c = sciworld.get_config(setting)
     c.name = "alfworld-paper"
-    c.env = config.EnvConfig("alfworld", 2420, 100, 200, max_steps=30, processes=16)
+    c.env = config.EnvConfig(
+      "alfworld",
+      train_tasks=2420,
+      dev_tasks=100,
+      test_tasks=200,
+      max_steps=30,
+      processes=16,
+    )
     for split in ("train", "test"):
       c.env.options[f"{split}_split"] = f"mappings_{split}.json"
     return c
   c = quickstart.get_config()
   c.name = "alfworld"
-  c.env = config.EnvConfig("alfworld", 240, 100, 60, max_steps=30)
+  c.env = config.EnvConfig(
+    "alfworld", train_tasks=240, dev_tasks=100, test_tasks=60, max_steps=30
+  )
   c.bopo.lam = (0.5,)
   c.bopo.learning_rate = 1.5e-2
   c.bopo.adam_eps = 0.1

@@ -19,11 +19,25 @@ def get_config(setting: str = "") -> config.Config:
     c = sciworld.get_config(setting)
     c.name = "appworld-paper"
     # AppWorld's engine can play only one episode per process.
-    c.env = config.EnvConfig("appworld", 105, 57, 168, processes=64, live_per_process=1)
+    c.env = config.EnvConfig(
+      "appworld",
+      train_tasks=105,
+      dev_tasks=57,
+      test_tasks=168,
+      processes=64,
+      live_per_process=1,
+    )
     return c
   c = quickstart.get_config()
   c.name = "appworld"
-  c.env = config.EnvConfig("appworld", 36, 12, 24, processes=2, live_per_process=1)
+  c.env = config.EnvConfig(
+    "appworld",
+    train_tasks=36,
+    dev_tasks=12,
+    test_tasks=24,
+    processes=2,
+    live_per_process=1,
+  )
   # The test tasks are taken from AppWorld's split dev, whose tasks have solutions.
   # Scripted models need them.
   c.env.options["test_split"] = "dev"
