@@ -340,8 +340,7 @@ class Run:
     Raises:
       ValueError: a session has no texts, so a router cannot learn from it.
     """
-    keys = {job.key for job in jobs}
-    for episode in self.store.episodes(spec.key, keys):
+    for episode in self.store.episodes(spec.key, {job.key for job in jobs}):
       if not any(step.observation or step.action for step in episode.steps):
         raise ValueError(
           f"sessions of {label_family(spec.family)} were stored without texts to learn "

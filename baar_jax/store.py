@@ -275,8 +275,9 @@ class Store:
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
     """Return the (task_id, seed) pairs of a policy's stored episodes."""
-    query = "SELECT task_id, seed FROM episodes WHERE policy = ?"
-    return set(self._db.execute(query, (policy,)))
+    return set(
+      self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,))
+    )
 
   def episodes(
     self, policy: str, keys: Collection[tuple[str, int]] | None = None
@@ -385,8 +386,9 @@ class Store:
 
   def finished(self, stage: str) -> bool:
     """Tell whether a stage is finished."""
-    query = "SELECT 1 FROM finished WHERE stage = ?"
-    return bool(self._db.execute(query, (stage,)).fetchall())
+    return bool(
+      self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,)).fetchall()
+    )
 
   def close(self) -> None:
     """Close the SQLite file."""

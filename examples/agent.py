@@ -115,8 +115,11 @@ def play(client: openai.OpenAI, env: Env, job: Play) -> None:
       observation, done = env.step(action)
     extend(messages, reply, observation)
   (newest, *_) = client.get(path, cast_to=object)["conversations"]
-  score = {"score": env.score(), "conversation": newest["id"]}
-  client.post(f"{path}/score", body=score, cast_to=object)
+  client.post(
+    f"{path}/score",
+    body={"score": env.score(), "conversation": newest["id"]},
+    cast_to=object,
+  )
 
 
 class StandIn(BaseHTTPRequestHandler):
@@ -131,13 +134,18 @@ class StandIn(BaseHTTPRequestHandler):
     model = request["model"]
     agent = GAMES[request["user"]][PAIR.names.index(model)]
     reply = agent.reply(request["messages"], step=len(request["messages"]) // 2 - 1)
-    message = dict(role="assistant", content=reply.text)
     answer = dict(
       id="1",
       object="chat.completion",
       created=0,
       model=model,
-      choices=[dict(index=0, finish_reason="stop", message=message)],
+      choices=[
+        dict(
+          index=0,
+          finish_reason="stop",
+          message=dict(role="assistant", content=reply.text),
+        )
+      ],
       usage=dataclasses.asdict(reply.call.usage),
     )
     self.send_response(200)

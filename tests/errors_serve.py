@@ -144,7 +144,7 @@ def hang(app: App) -> None:
   async def wait() -> None:
     delivery = Delivery(receive(app))
     await app.exchange._make(delivery, False)
-    await delivery.wait()
+    await delivery.begun
 
   asyncio.run(wait())
 

@@ -92,11 +92,10 @@ class ScriptedPair:
     """
     config = dataclasses.replace(config, prompt_cache=self._config.prompt_cache)
     billing = open_billing(config, self._env.cache_rule, self._env.step_s)
-    models = len(self.names)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
       """Start the judge in an episode."""
-      return ScriptedJudge(Account(billing, reserve), models)
+      return ScriptedJudge(Account(billing, reserve), len(self.names))
 
     return start
 
@@ -157,8 +156,9 @@ class Account:
     call = self.bill(model, messages, text, step)
     with self.reserve(self.bound_usd(model, messages, text)) as cost:
       cost.usd = call.cost_usd
-    prompt = Prompt(tuple(messages), self._now_s(step))
-    self.prompts.setdefault(model, []).append(prompt)
+    self.prompts.setdefault(model, []).append(
+      Prompt(tuple(messages), self._now_s(step))
+    )
     self.replies_s += self.billing.wait_s(call)
     return call
 

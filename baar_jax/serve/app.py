@@ -341,8 +341,15 @@ class App(Starlette):
           created_at="2026-01-01T00:00:00Z",
         )
       )
-    ends = dict(first_id=names[0], last_id=names[-1], has_more=False)
-    return JSONResponse(dict(object="list", data=models, **ends))
+    return JSONResponse(
+      dict(
+        object="list",
+        data=models,
+        first_id=names[0],
+        last_id=names[-1],
+        has_more=False,
+      )
+    )
 
   async def _refuse_socket(self, request: Request, key: ClientKey) -> Response:
     """Refuse a WebSocket, so that Codex sends its calls as requests at once."""

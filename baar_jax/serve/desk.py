@@ -182,9 +182,8 @@ class Desk:
     if fields.parent:
       # The parent may be a subagent, too. Then it is a conversation of the purse.
       condition = "name = ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
-      values = (fields.parent, key.name)
-      for conversation in sessions.list_conversations(condition, *values):
-        return conversation.purse
+      for found in sessions.list_conversations(condition, fields.parent, key.name):
+        return found.purse
       fields.purse = fields.parent
     return fields.purse and sessions.find_purse(key.name, fields.purse)
 
@@ -212,8 +211,9 @@ class Desk:
     candidates = []
     if fields.conversation:
       is_named = "purse = ? AND name = ? AND changed_s > ?"
-      values = (purse and purse.id, fields.conversation, since_s)
-      candidates = self._sessions.list_conversations(is_named, *values)
+      candidates = self._sessions.list_conversations(
+        is_named, purse and purse.id, fields.conversation, since_s
+      )
     elif purse or not fields.purse:
       candidates = self._sessions.find_matches(key.name, purse, atoms, since_s)
     if purse and not candidates and not fields.conversation:

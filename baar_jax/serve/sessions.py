@@ -353,9 +353,10 @@ class Sessions:
       "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
       "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
     )
-    values = (*newest, client, purse and purse.id, since_s, MOST_MATCHES)
     matches = []
-    for id_, _ in self.read(select, *values):
+    for id_, _ in self.read(
+      select, *newest, client, purse and purse.id, since_s, MOST_MATCHES
+    ):
       matches += self.list_conversations("id = ?", id_)
     return matches
 
