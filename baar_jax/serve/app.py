@@ -25,18 +25,18 @@ from starlette.types import ASGIApp
 from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import WireForm
+from baar_jax.llms.wire import WireForm, pick_headers
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.desk import NAME, Desk
 from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
   EXHAUSTED,
+  PASSED_HEADERS,
   Caps,
   ClientKey,
   ListQuery,
   Refusal,
   SessionScore,
-  pass_headers,
   read_body,
   read_headers,
   write_event,
@@ -237,7 +237,7 @@ class App(Starlette):
       body | {"model": upstream.name},
       upstream.config.timeout_s,
       "messages/count_tokens",
-      pass_headers(request.headers),
+      pick_headers(request.headers, PASSED_HEADERS),
     )
     if isinstance(answer, Outcome):
       raise upstream.refuse(answer, messages.FORM)

@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.llms.calls import State
-from baar_jax.llms.wire import FAILED, PRESUMED, WireForm
+from baar_jax.llms.wire import FAILED, PRESUMED, WireForm, pick_headers
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.serve.request import (
+  PASSED_HEADERS,
   CallFields,
   ClientKey,
   History,
   Refusal,
   bound_tokens,
   find_lowest,
-  pass_headers,
   read_history,
 )
 from baar_jax.serve.sessions import Conversation, Purse, Sessions
@@ -155,7 +155,7 @@ class Desk:
     if records and records[-1].place == len(history.actions) - 1:
       action = history.actions[-1] * serve_config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
-    passed_headers = pass_headers(headers)
+    passed_headers = pick_headers(headers, PASSED_HEADERS)
     query = headers.get("query", "")
     return ClientCall(form, body, history, purse, conversation, passed_headers, query)
 

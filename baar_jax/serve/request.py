@@ -14,7 +14,7 @@ from starlette.requests import Request
 from baar_jax.config import Dollars, Share
 from baar_jax.episode import SMALL, Step
 from baar_jax.llms.chat_completions import FORM, parse_action
-from baar_jax.llms.wire import Turn, WireForm, pick_headers, read_json
+from baar_jax.llms.wire import Turn, WireForm, read_json
 
 # Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
 # samples its decisions, and BoPO's next update learns from the sessions.
@@ -534,11 +534,6 @@ def write_event(data: dict | str) -> bytes:
     return f"data: {data}\n\n".encode()
   name = f"event: {data['type']}\n" if "type" in data else ""
   return f"{name}data: {json.dumps(data)}\n\n".encode()
-
-
-def pass_headers(headers: Mapping[str, str]) -> dict[str, str]:
-  """Return the headers of a client that go on to a model."""
-  return pick_headers(headers, PASSED_HEADERS)
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
