@@ -267,4 +267,5 @@ UNSEEN = {
   "baar_jax/envs/appworld/shell.py _give_up_files": "it ends a shell; the agent reads "
   "that its code ended",
   "baar_jax/envs/appworld/shell.py _give_up_rights": "as for _give_up_files",
+  "baar_jax/envs/appworld/shell.py _leave_shared_files": "as for _give_up_files",
 }

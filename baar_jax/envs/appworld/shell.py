@@ -23,13 +23,16 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO
 
 # The engine has a time limit that stops an agent's code. If the code evades that limit,
 # the shell is replaced this number of seconds later.
 GRACE_S = 5
-MESSAGE_BYTES = 64 << 20  # the longest line of JSON that is read from a shell
+# Most bytes that the world's process reads from an episode's code. The engine keeps the
+# arguments of all calls in memory.
+EPISODE_BYTES = 64 << 20
 # Most threads and processes of a shell's user, beyond which a shell starts no thread.
 MOST_THREADS = 1000
 # File descriptors: CONTROL connects the world's process and the forker, CHANNEL the
@@ -63,6 +66,7 @@ DENIED = (
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
 READ_FILE, READ_DIRECTORY = 4, 8  # flags of Landlock's rights
 GET_SECCOMP = 21  # an option of prctl
+EMPTY_MEMORY = 0x32  # flags of mmap: private, without a file, at a given address
 # Flags of clone: the one that starts a thread and no process, and those of namespaces.
 NEW_THREAD, NAMESPACES = 0x10000, 0x7E020000
 CAPABILITIES = 0x20080522  # the version of capset's arguments
@@ -119,8 +123,14 @@ class Shell:
       now: the time that the code reads from the clock.
     """
     self._now = now
+    self._left_bytes = EPISODE_BYTES
+    self._restart()
+
+  def _restart(self) -> None:
+    """Start a new shell in the same episode."""
     self._channel, shell_end = socket.socketpair()
-    socket.send_fds(self._control, [now.isoformat().encode()], [shell_end.fileno()])
+    now = self._now.isoformat().encode()
+    socket.send_fds(self._control, [now], [shell_end.fileno()])
     shell_end.close()
     self._stream = self._channel.makefile("rwb")
 
@@ -141,20 +151,27 @@ class Shell:
     timer = threading.Timer(timeout_s + GRACE_S, end, [socket.SHUT_RDWR])
     timer.start()
     try:
-      message = _ask(self._stream, {"code": code})
+      message = self._ask({"code": code})
       while "output" not in message:
         try:
           answer = {"value": call(message)}
         except Exception as error:  # The shell raises this error in the agent's code.
           answer = {"error": str(error)}
-        message = _ask(self._stream, answer)
+        message = self._ask(answer)
       return str(message["output"]).encode("utf-8", "replace").decode()
     except (OSError, ValueError, TypeError, RecursionError, MemoryError):
-      # The shell has ended, or has sent a line that is not a message.
-      self.start(self._now)
+      # The shell has ended, or has sent too much, or a line that is not a message.
+      self._restart()
       return FAILED + LOST
     finally:
       timer.cancel()
+
+  def _ask(self, message: dict) -> dict:
+    """Send a message to the shell and return its answer."""
+    _send(self._stream, message)
+    line = self._stream.readline(self._left_bytes)
+    self._left_bytes -= len(line)
+    return json.loads(line)
 
 
 def landlock_version() -> int:
@@ -181,11 +198,10 @@ def warn_of_walls() -> str:
   return f"{' and '.join(lacks)} missing: agents' code is not confined by the kernel"
 
 
-def _ask(stream: BinaryIO, message: dict) -> dict:
-  """Send a message as a line of JSON and return the answer."""
+def _send(stream: BinaryIO, message: dict) -> None:
+  """Send a message as a line of JSON."""
   stream.write(json.dumps(message, default=str).encode() + b"\n")
   stream.flush()
-  return json.loads(stream.readline(MESSAGE_BYTES))
 
 
 def _fork_shells(world: Any, control: socket.socket) -> None:
@@ -207,6 +223,8 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
   world.models = world.task = None
   del world.shell.user_ns["requester"]
   world._save_state = world.save_logs = lambda *_: None
+  if sys.platform == "linux":
+    _leave_shared_files()
   # Opened once: to look for the library starts programs.
   seccomp = _open_seccomp()
   control = socket.socket(fileno=CONTROL)
@@ -224,6 +242,29 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
       os.closerange(3, CHANNEL)
       _run_shell(world, datetime.fromisoformat(now.decode()), seccomp)
     os.close(channels[0])
+
+
+def _leave_shared_files() -> None:
+  """Put empty memory in the place of all files that this process shares in its memory.
+
+  The engine opens its databases so. The kernel's filters do not see what a process
+  writes to such memory, and it reaches the file.
+
+  Raises:
+    OSError: the kernel does not replace the memory.
+  """
+  replace = ctypes.CDLL(None).mmap
+  replace.restype = ctypes.c_void_p
+  for line in Path("/proc/self/maps").read_text().splitlines():
+    span, rights, *_ = line.split()
+    first, end = (int(address, 16) for address in span.split("-"))
+    place = ctypes.c_void_p(first)
+    size = ctypes.c_size_t(end - first)
+    no_offset = ctypes.c_long(0)
+    if rights[3] == "s" and first != replace(
+      place, size, 0, EMPTY_MEMORY, -1, no_offset
+    ):
+      raise OSError("the kernel does not replace shared memory")
 
 
 def _open_seccomp() -> ModuleType | None:
@@ -252,7 +293,8 @@ def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
       call = {"app": _app_name, "api": _api_name, "arguments": arguments}
-      answer = _ask(stream, call)
+      _send(stream, call)
+      answer = json.loads(stream.readline())
     finally:
       signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     if "error" in answer:
@@ -272,7 +314,8 @@ def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
     except BaseException as error:  # The agent's code may raise any error.
       world.safety_guard.disable()
       output = f"{FAILED}{type(error).__name__}: {error}"
-    message = _ask(stream, {"output": output})
+    _send(stream, {"output": output})
+    message = json.loads(stream.readline())
 
 
 def _give_up_rights(seccomp: ModuleType | None) -> None:
