@@ -56,20 +56,19 @@ def connect(server, tmp_path, monkeypatch):
   """
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
-  values = {
-    "kind": "chat",
-    "names": ("small", "large"),
-    "prices": PRICES,
-    "timeout_s": 5.0,
-    "base_urls": (server.url,),
-    "max_completion_tokens": 50,
-  }
+  configure = functools.partial(
+    ModelsConfig,
+    kind="chat",
+    names=("small", "large"),
+    prices=PRICES,
+    timeout_s=5.0,
+    base_urls=(server.url,),
+    max_completion_tokens=50,
+  )
   with contextlib.ExitStack() as stack:
 
     def connecting(**settings):
-      pair = ChatPair(
-        ModelsConfig(**values | settings), Calls(tmp_path / "episodes.sqlite")
-      )
+      pair = ChatPair(configure(**settings), Calls(tmp_path / "episodes.sqlite"))
       # Models may be closed twice.
       stack.callback(pair.close)
       stack.callback(pair.close)
@@ -99,11 +98,9 @@ def test_a_call_sends_and_reads_chat_completions(server, connect, spent, monkeyp
   monkeypatch.setenv("MY_KEY", "secret")
   pair = connect(temperature=0.3, key_variables=("MY_KEY",))
   reply = ask(pair)
-  assert (reply.text, reply.call.usage, reply.lost) == (
-    "Thought: now.\n\nAction: go",
-    USAGE,
-    (),
-  )
+  assert reply.text == "Thought: now.\n\nAction: go"
+  assert reply.call.usage == USAGE
+  assert reply.lost == ()
   sampling = {"temperature": 0.3, "seed": 7, "max_completion_tokens": 50}
   assert server.seen == [{"model": "small", "messages": MESSAGES, **sampling}]
   assert server.headers[0]["authorization"] == "Bearer secret"
@@ -113,10 +110,13 @@ def test_a_call_sends_and_reads_chat_completions(server, connect, spent, monkeyp
   # A reply of reasoning alone is a mistake of the agent, and is paid for once.
   server.fault = lambda *_: "cut"
   reply = ask(pair, messages=MESSAGES[1:])
-  assert (reply.text, reply.lost, len(server.seen)) == ("", (), 3)
+  assert reply.text == ""
+  assert reply.lost == ()
+  assert len(server.seen) == 3
 
 
-FREE, PAID = ("429", "500", "503", "409"), ("empty", "silent", "tool_calls")
+FREE = ("429", "500", "503", "409")
+PAID = ("empty", "silent", "tool_calls")
 LATE = ("stall", "trickle", "error_trickle", "slow_headers", "endless_continue")
 LOST = (*LATE, "drop", "malformed", "408", "502", "504", "524", "bomb", "long_body")
 LOST += ("error_of_200",)
@@ -129,10 +129,12 @@ def test_a_failed_attempt_is_billed_and_repeated(
   """The deadline is for the whole attempt, also if bytes keep coming."""
   refuse = lambda h, *_: h.send(200, b'{"error": "try again"}')  # noqa: E731
   monkeypatch.setitem(FAULTS, "error_of_200", refuse)
-  server.fault, server.stall_s = lambda number, request: None if number else fault, 1.2
+  server.fault = lambda number, request: None if number else fault
+  server.stall_s = 1.2
   pair = connect(timeout_s=0.4 if fault in LATE else 5.0)
   reply = ask(pair)
-  retry, presumed = ("retry", REPLY_USD), ("presumed", BOUND_USD)
+  retry = ("retry", REPLY_USD)
+  presumed = ("presumed", BOUND_USD)
   lost = [retry] * (fault in PAID) + [presumed] * (fault in LOST)
   assert [(call.kind, call.cost_usd) for call in reply.lost] == lost
   assert len(server.seen) == 2 and pair.slept == [0.5]
@@ -141,9 +143,8 @@ def test_a_failed_attempt_is_billed_and_repeated(
 
 
 def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
-  with pytest.raises(
-    NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
-  ):
+  problem = r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
+  with pytest.raises(NoAnswer, match=problem):
     ask(connect(retries=1, base_urls=DEAD))
   monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
   # This server never agrees on encryption.
@@ -164,7 +165,8 @@ def test_repeated_failures_of_an_endpoint_end_the_run(
   server, connect, spent, capsys, fault
 ):
   """The next run warns first, and ends after one more failure."""
-  server.fault, dead = lambda *_: fault, fault == "dead port"
+  server.fault = lambda *_: fault
+  dead = fault == "dead port"
   end = r"^small at 127.0.0.1 .*, 3 times in a row \(--config.models.max_failures\)"
   for attempts, seen in ((4, 3), (1, 4)):
     pair = connect(max_failures=3, retries=1, base_urls=DEAD if dead else (server.url,))
@@ -174,20 +176,17 @@ def test_repeated_failures_of_an_endpoint_end_the_run(
           ask(pair, seed=seed)
     assert len(server.seen) == (0 if dead else seen)
   warnings = capsys.readouterr().err
-  assert (
-    warnings.count("\n")
-    == warnings.count(
-      "of the last run, which therefore ended. One more such failure ends"
-    )
-    == 1
-  )
+  warning = "of the last run, which therefore ended. One more such failure ends"
+  assert warnings.count("\n") == warnings.count(warning) == 1
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
 
 
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
 def test_a_stopped_run_does_not_wait(server, connect, fault):
   """It waits neither for Retry-After, nor for the answer of a call in flight."""
-  pair, server.retry_after, server.stall_s = connect(), "250", 1.0
+  pair = connect()
+  server.retry_after = "250"
+  server.stall_s = 1.0
   server.fault = lambda *_: pair.stop() or fault
   # The real `wait` replaces the one that only records.
   del pair.stopping.wait
@@ -202,19 +201,16 @@ def test_a_stopped_run_does_not_wait(server, connect, fault):
 def test_retries_are_bounded_and_obey_retry_after(
   server, connect, spent, fault, header, wait_s
 ):
-  server.fault, server.retry_after = lambda *_: fault, header
+  server.fault = lambda *_: fault
+  server.retry_after = header
   pair = connect(retries=3, token_limit_field="max_tokens")
   with pytest.raises(NoAnswer, match=r"^small at 127.0.0.1 .* \(4 attempts\)"):
     ask(pair)
   # The random factor of a delay is 1, because the draw is 0.5.
-  assert len(server.seen) == 4 and pair.slept == [
-    wait_s + 0.5,
-    wait_s + 1.0,
-    wait_s + 2.0,
-  ]
-  assert (
-    server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
-  )
+  assert len(server.seen) == 4
+  assert pair.slept == [wait_s + delay_s for delay_s in (0.5, 1.0, 2.0)]
+  first = server.seen[0]
+  assert first["max_tokens"] == 50 and "max_completion_tokens" not in first
   # The first prompt is new, and three times it is cached.
   usd = (REPLY_USD + 3 * CACHED_USD) * (fault == "silent")
   assert spent().retries_usd == pytest.approx(usd, rel=1e-12)
@@ -222,6 +218,7 @@ def test_retries_are_bounded_and_obey_retry_after(
 
 UNKNOWN = Spent(presumed_usd=BOUND_USD)
 # The bill is for 8 tokens at $1 per million and 1000 at $4. The worst case was 41 and 50.
+IMPOSSIBLE = r"The usage is impossible: [^.]*\. Correct[^.]*\. E"
 DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
 
 
@@ -229,9 +226,7 @@ DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
 @pytest.mark.parametrize(
   "fault, error, message, cost",
   [
-    *[
-      (code, ValueError, f"answered {code}: ", Spent()) for code in (400, 401, 403, 404)
-    ],
+    *[(n, ValueError, f"answered {n}: ", Spent()) for n in (400, 401, 403, 404)],
     ("echo", ValueError, "its message repeats a part of the key", Spent()),
     ("429 insufficient_quota", ValueError, "answered 429", Spent()),
     ("429", ValueError, "answered 429: it asks to wait 86400 s", Spent()),
@@ -242,12 +237,7 @@ DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
     ("filtered", NoAnswer, "refused this conversation", Spent(retries_usd=REPLY_USD)),
     ("refusal", NoAnswer, "refused this conversation", Spent(retries_usd=REPLY_USD)),
     ("priority", ValueError, "service tier", UNKNOWN),
-    (
-      "unpriced",
-      ValueError,
-      r"The usage is impossible: [^.]*\. Correct[^.]*\. E",
-      UNKNOWN,
-    ),
+    ("unpriced", ValueError, IMPOSSIBLE, UNKNOWN),
     ("no_completion", ValueError, "no tokens of a reply", UNKNOWN),
     ("dear", ValueError, DEAR, Spent((0.004008, 0.0))),
   ],
@@ -256,8 +246,10 @@ def test_an_error_that_no_retry_can_cure_is_raised_at_once(
   server, connect, spent, monkeypatch, fault, error, message, cost
 ):
   monkeypatch.setenv("MY_KEY", "sk-secret")
-  server.fault, server.retry_after = lambda *_: str(fault), "86400"
-  pair, budget = connect(key_variables=("MY_KEY",)), DollarBudget(1.0)
+  server.fault = lambda *_: str(fault)
+  server.retry_after = "86400"
+  pair = connect(key_variables=("MY_KEY",))
+  budget = DollarBudget(1.0)
   with pytest.raises(error, match=f"^small at 127.0.0.1 .*{message}") as raised:
     ask(pair, run=budget)
   assert str(raised.value).isprintable() and "secret" not in str(raised.value)
@@ -268,17 +260,17 @@ def test_an_error_that_no_retry_can_cure_is_raised_at_once(
 
 def test_a_recorded_reply_is_replayed(server, connect):
   """The task's budget pays for it again, but the run's budget does not."""
-  server.fault, pair = lambda number, request: None if number else "empty", connect()
+  server.fault = lambda number, request: None if number else "empty"
+  pair = connect()
   first = ask(pair)
-  task, run = DollarBudget(1.0), DollarBudget(1.0)
+  task = DollarBudget(1.0)
+  run = DollarBudget(1.0)
   # Another object reads the file, as another process does.
   reply = ask(connect(), task=task, run=run)
   assert reply.call.replayed and not first.call.replayed and len(server.seen) == 2
-  assert (reply.text, reply.call.usage, reply.lost) == (
-    first.text,
-    first.call.usage,
-    first.lost,
-  )
+  assert reply.text == first.text
+  assert reply.call.usage == first.call.usage
+  assert reply.lost == first.lost
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
   # Each change of the call or of the sampling makes another request.
@@ -292,23 +284,20 @@ def test_a_recorded_reply_is_replayed(server, connect):
 def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   small, large = connect().start(None, TASK, 7, unlimited)
   assert small.bound_usd(MESSAGES, 0) == BOUND_USD
+  exactly = functools.partial(pytest.approx, rel=1e-12)
   # LARGE's prompt may be written to the prompt cache, at $12 in place of $10.
-  assert large.bound_usd(MESSAGES, 0) == pytest.approx(
-    (41 * 12 + 50 * 40) / 1e6, rel=1e-12
-  )
+  assert large.bound_usd(MESSAGES, 0) == exactly((41 * 12 + 50 * 40) / 1e6)
   reply = small.reply(MESSAGES, 0)
   longer = [*MESSAGES, {"role": "assistant", "content": reply.text}, MESSAGES[1]]
   # 8 tokens were billed before. The new messages have 25 and 5 bytes, and 16 tokens each
   # on top.
-  assert small.bound_usd(longer, 1) == pytest.approx((8 + 62 + 200) / 1e6, rel=1e-12)
-  assert large.bound_usd(longer, 1) == pytest.approx((103 * 12 + 2000) / 1e6, rel=1e-12)
+  assert small.bound_usd(longer, 1) == exactly((8 + 62 + 200) / 1e6)
+  assert large.bound_usd(longer, 1) == exactly((103 * 12 + 2000) / 1e6)
   assert small.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)
   # Long prompts of this model cost $7.50 to write to the cache, and $22.50 for a reply.
   tiered = connect(names=("claude-sonnet-4-5",), prices=())
   (model,) = tiered.start(None, TASK, 7, unlimited)
-  assert model.bound_usd(MESSAGES, 0) == pytest.approx(
-    (41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12
-  )
+  assert model.bound_usd(MESSAGES, 0) == exactly((41 * 7.5 + 50 * 22.5) / 1e6)
   # At a public address the costliest service tier is assumed until the first answer.
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
   (model, _) = public.start(None, TASK, 7, unlimited)
@@ -321,14 +310,16 @@ def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
 def test_a_call_is_made_if_and_only_if_it_fits(server, connect, spent):
   pair = connect()
   assert ask(pair, run=DollarBudget(BOUND_USD))
-  for payer, error in (("run", CapReached), ("task", BudgetSpent)):
-    with pytest.raises(
-      error, match=r"a call may cost \$0.000241, but only \$0.000241 remains"
-    ):
-      ask(pair, seed=8, **{payer: DollarBudget(BOUND_USD * 0.999)})
+  little = DollarBudget(BOUND_USD * 0.999)
+  problem = r"a call may cost \$0.000241, but only \$0.000241 remains"
+  with pytest.raises(CapReached, match=problem):
+    ask(pair, seed=8, run=little)
+  with pytest.raises(BudgetSpent, match=problem):
+    ask(pair, seed=8, task=little)
   assert len(server.seen) == 1
   server.fault = lambda *_: "drop"
-  task, run = DollarBudget(1.0), DollarBudget(2.5 * BOUND_USD)
+  task = DollarBudget(1.0)
+  run = DollarBudget(2.5 * BOUND_USD)
   # The second retry does not fit.
   with pytest.raises(CapReached):
     ask(pair, seed=8, task=task, run=run)
@@ -341,10 +332,8 @@ def test_a_call_is_made_if_and_only_if_it_fits(server, connect, spent):
 
 def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent):
   """Cancellations come before a request is sent or before its answer is read."""
-  numbers, kinds = (
-    itertools.count(),
-    ("429", "drop", "malformed", "empty", "silent", "500"),
-  )
+  numbers = itertools.count()
+  kinds = ("429", "drop", "malformed", "empty", "silent", "500")
 
   async def cancel(message):
     if next(numbers) % 12 == 5:
@@ -360,17 +349,13 @@ def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent)
   pair.models[0].http.event_hooks = {"request": [cancel], "response": [cancel]}
   with ThreadPoolExecutor(200) as threads:
     assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
-  spending, settled_usd = spent(), cap.settled_usd
+  spending = spent()
+  settled_usd = cap.settled_usd
   assert cap.remaining == pytest.approx(cap.limit_usd - settled_usd, abs=1e-12)
-  assert (
-    spending.at_most_usd == pytest.approx(settled_usd, rel=1e-12)
-    and cap.limit_usd >= settled_usd
-  )
-  assert (
-    sum(spending.replies_usd) + spending.retries_usd
-    < billed(server)
-    <= spending.at_most_usd
-  )
+  assert spending.at_most_usd == pytest.approx(settled_usd, rel=1e-12)
+  assert cap.limit_usd >= settled_usd
+  known_usd = sum(spending.replies_usd) + spending.retries_usd
+  assert known_usd < billed(server) <= spending.at_most_usd
 
 
 def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monkeypatch):
@@ -378,10 +363,8 @@ def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monke
   values["CUSTOM_HEADERS"] = "Authorization: Bearer mine\nX-Mine: mine"
   for name, value in values.items():
     monkeypatch.setenv(f"OPENAI_{name}", value)
-  pair, names = (
-    connect(),
-    "accept accept-encoding authorization connection content-length",
-  )
+  pair = connect()
+  names = "accept accept-encoding authorization connection content-length"
   for step in range(2):
     ask(pair, step=step)
     assert {*server.headers[step]} == {

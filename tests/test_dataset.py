@@ -16,10 +16,9 @@ from baar_jax.train.jobs import BOUNDARY_KEYS
 
 def trials(task_id, policy, outcomes):
   """One episode per (score, dollars)."""
-  keys = [(task_id, policy, seed) for seed in range(len(outcomes))]
   return [
-    episode(*key, score=score, cost_usd=usd)
-    for key, (score, usd) in zip(keys, outcomes)
+    episode(task_id, policy, seed, score=score, cost_usd=usd)
+    for seed, (score, usd) in enumerate(outcomes)
   ]
 
 
@@ -65,11 +64,10 @@ def fill(store, task_ids, episodes):
 def test_profiles_are_of_training_tasks_in_their_order(store):
   names = sorted(TASKS, reverse=True)
   others = [episode("a test task", name) for name in BOUNDARY_KEYS]
-  others.append(
-    episode("nearly", "random(p=0.5)", score=1.0)
-  )  # an episode of another policy is no trial
-  for name, (*outcomes, _) in TASKS.items():
-    others += [e for both in zip(BOUNDARY_KEYS, outcomes) for e in trials(name, *both)]
+  # An episode of another policy is no trial.
+  others.append(episode("nearly", "random(p=0.5)"))
+  for name, (small, large, _) in TASKS.items():
+    others += trials(name, "always-small", small) + trials(name, "always-large", large)
   fill(store, names, others)
   profiles = dataset.load_profiles(store, Config(), "train")
   assert list(profiles) == [name for name in names if TASKS[name][2]]
@@ -80,9 +78,8 @@ def test_profiles_are_of_training_tasks_in_their_order(store):
   # Pretraining has no sixth trials either, and no test tasks.
   stored = dataset.load_pretraining_episodes(store, Config())
   assert max(e.seed for e in stored) == 4 and {e.task_id for e in stored} == {*names}
-  loose = dataset.load_profiles(
-    store, Config(profile=ProfileConfig(easy_rate=0.75)), "train"
-  )
+  config = Config(profile=ProfileConfig(easy_rate=0.75))
+  loose = dataset.load_profiles(store, config, "train")
   assert loose["few"].difficulty == "easy"
 
 
@@ -116,15 +113,9 @@ def trial(seed, score, usd=None, models="SL"):
 
 
 def test_the_cheapest_episode_by_dollars_calls_steps_and_order():
-  trials = [
-    (3.0, "LLL"),
-    (4.0, "SL"),
-    (4.0, "LS"),
-    (4.0, "SLSS"),
-    (4.0, "LL"),
-    (5.0, "S"),
-  ]
-  episodes = [trial(seed, 1, *each) for seed, each in enumerate(trials)]
+  costs = [3.0, 4.0, 4.0, 4.0, 4.0, 5.0]
+  models = ["LLL", "SL", "LS", "SLSS", "LL", "S"]
+  episodes = [trial(*each) for each in zip(range(6), [1] * 6, costs, models)]
   for best in range(6):
     left = [episodes[i] for i in (0, 4, 3, 1, 2, 5) if i >= best]
     assert dataset.find_cheapest(left) is episodes[best]
@@ -135,18 +126,17 @@ def test_the_reference_of_each_difficulty(store):
   Intractable: SMALL's cheapest trial."""
   small, large = BOUNDARY_KEYS
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
-  episodes += trials("h", small, [(0, 0.5)]) + trials(
-    "h", large, [(0, 0.1), (1, 9.0), (1, 8.0)]
-  )
+  episodes += trials("h", small, [(0, 0.5)])
+  episodes += trials("h", large, [(0, 0.1), (1, 9.0), (1, 8.0)])
   episodes += trials("e", small, [(1, 3.0), (1, 4.0), (0, 1.0), (1, 2.0), (1, 2.0)])
   episodes += trials("i", small, [(0, 3.0), (0.9, 2.0)])
   episodes += trials("e", large, [(1, 0.1)]) + trials("i", large, [(0, 0.1)])
+  key = "h", "stratified(samples=20)"
   for k, score, usd in ((1, 0.99, 1.0), (2, 1, 55.0), (10, 1, 50.0), (11, 1, 50.0)):
-    episodes.append(
-      episode("h", "stratified(samples=20)", 1000 + k, "SL", score, cost_usd=usd)
-    )
+    episodes.append(episode(*key, 1000 + k, score=score, cost_usd=usd))
   fill(store, "hei", episodes)
-  config, rest = Config(), {"e": ("always-small", 3), "i": ("always-small", 1)}
+  config = Config()
+  rest = {"e": ("always-small", 3), "i": ("always-small", 1)}
   profiles = dataset.load_profiles(store, config, "train")
 
   def keys():
@@ -158,20 +148,14 @@ def test_the_reference_of_each_difficulty(store):
   assert keys() == {"h": ("always-large", 2)} | rest
 
 
-def test_the_stored_episodes_of_thresholds_and_value_heads(
-  store,
-):
+def test_the_stored_episodes_of_thresholds_and_value_heads(store):
   trials = [episode(*key) for key in itertools.product("eh", BOUNDARY_KEYS, (0, 1))]
   stratified = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
   explored = [episode("e", "exploration-all(samples=20)", 1001)]
-  config = Config(
-    references=ReferencesConfig(plans=(SamplePlan("samples", 20, all_tasks=True),))
-  )
-  fill(
-    store,
-    "eh",
-    [*trials, *stratified, episode("a test task", BOUNDARY_KEYS[0]), *explored],
-  )
+  plans = (SamplePlan("samples", 20, all_tasks=True),)
+  config = Config(references=ReferencesConfig(plans=plans))
+  other = episode("a test task", BOUNDARY_KEYS[0])
+  fill(store, "eh", [*trials, *stratified, other, *explored])
 
   def keys(episodes):
     return sorted((e.task_id, e.policy, e.seed) for e in episodes)
@@ -179,12 +163,9 @@ def test_the_stored_episodes_of_thresholds_and_value_heads(
   # The quarters of 20 samples are k = 5, 10 and 15; sample 10 is missing.
   learnt = [e for e in trials if e.seed == 0] + stratified[1:]
   assert keys(dataset.load_threshold_episodes(store, config)) == keys(learnt)
-  assert keys(dataset.load_value_episodes(store, config)) == keys(
-    trials + stratified + explored
-  )
-  assert keys(dataset.load_pretraining_episodes(store, config)) == keys(
-    trials + stratified
-  )
+  learnt = trials + stratified
+  assert keys(dataset.load_pretraining_episodes(store, config)) == keys(learnt)
+  assert keys(dataset.load_value_episodes(store, config)) == keys(learnt + explored)
 
 
 def first(count, batches):
@@ -196,20 +177,16 @@ def first(count, batches):
 )
 def test_batches_have_the_share_of_hard_tasks(size, share, hards):
   """One in eleven stored references is of a hard task."""
-  batches = first(
-    5, dataset.mix_batches(list(range(10)), list(range(100, 200)), size, share, 0)
-  )
-  counts = [(len(batch), sum(number < 100 for number in batch)) for batch in batches]
-  assert counts == [(size, hards)] * 5
-  for pools in (
-    ([], [1, 2]),
-    ([1, 2], []),
-  ):  # If one pool is empty, the other fills the batch.
+  batches = dataset.mix_batches([*range(10)], [*range(100, 200)], size, share, 0)
+  for batch in first(5, batches):
+    assert len(batch) == size and sum(number < 100 for number in batch) == hards
+  # If one pool is empty, the other fills the batch.
+  for pools in ([], [1, 2]), ([1, 2], []):
     assert sorted(next(dataset.mix_batches(*pools, 4, share, 0))) == [1, 1, 2, 2]
 
 
 def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
-  pool = list(range(6))
+  pool = [*range(6)]
   draw = lambda seed: sum(first(9, dataset.draw_batches(pool, 2, seed)), [])  # noqa: E731
   assert draw(0) == draw(0) != draw(7)
   passes = [draw(0)[start : start + 6] for start in (0, 6, 12)]
@@ -230,15 +207,10 @@ def test_all_tasks_are_drawn_before_one_repeats(count, size):
 
 
 def test_the_cheapest_model_that_succeeds_wins():
-  small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
-  large = [
-    trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))
-  ]
-  assert find_winners([small, large]) == {
-    ("t", 0): 0,
-    ("t", 1): 1,
-    ("t", 2): 0,
-    ("t", 3): 0,
-  }
-  middle = [trial(seed, score) for seed, score in enumerate((1, 0, 1))]
-  assert find_winners([small, middle, large]) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
+  small = list(map(trial, range(5), (1, 0, 0, 1, 0)))
+  large = list(map(trial, (0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1)))
+  keys = [("t", seed) for seed in range(4)]
+  assert find_winners([small, large]) == dict(zip(keys, [0, 1, 0, 0]))
+  middle = list(map(trial, range(3), (1, 0, 1)))
+  winners = find_winners([small, middle, large])
+  assert winners == dict(zip(keys[:3], [0, 2, 1]))

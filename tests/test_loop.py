@@ -22,7 +22,8 @@ LARGE_USD = 0.0028  # the same at $2.00 and $8.00
 USD = SMALL_USD, LARGE_USD
 TRIO_USD = *USD, 0.014  # a third model, five times as costly as LARGE
 USAGE = Usage(1000, 0, 100)
-NAMES, JUDGE_USD = ("small", "large", "third"), 0.5
+NAMES = ("small", "large", "third")
+JUDGE_USD = 0.5
 
 
 def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
@@ -39,10 +40,14 @@ class HandEnv:
   `fault` is called with each event. It may raise or wait.
   """
 
-  system_prompt, code_actions, scores_steps = "Act.", False, False
+  system_prompt = "Act."
+  code_actions = False
+  scores_steps = False
 
   def __init__(self, tape, length=2, fault=lambda call: None):
-    self.tape, self.length, self.fault = tape, length, fault
+    self.tape = tape
+    self.length = length
+    self.fault = fault
     self.closed = threading.Event()
     self.close = self.closed.set
 
@@ -76,7 +81,10 @@ class HandPair:
 
   def __init__(self, tape, texts=(), bounds=USD):
     self.names = NAMES[: len(bounds)]
-    self.tape, self.texts, self.bounds, self.shown = tape, dict(texts), bounds, []
+    self.tape = tape
+    self.texts = dict(texts)
+    self.bounds = bounds
+    self.shown = []
     self.stop = functools.partial(tape.append, "stop")
 
   def start(self, env, task, seed, reserve):
@@ -108,7 +116,9 @@ class HandPolicy(Policy):
 
   def __init__(self, tape, models="SLSLSLSLSL", asks=None):
     super().__init__(PolicySpec("by-hand"))
-    self.tape, self.models, self.asks = tape, models, asks
+    self.tape = tape
+    self.models = models
+    self.asks = asks
     self.groups = []
     self.finished = []
 
@@ -136,7 +146,8 @@ class HandPolicy(Policy):
 class HandCascade(HandPolicy):
   """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
 
-  act, _show = CascadePolicy.act, CascadePolicy._show
+  act = CascadePolicy.act
+  _show = CascadePolicy._show
 
 
 @pytest.fixture
@@ -326,12 +337,15 @@ def test_an_episode_with_a_dead_environment_starts_again(
   jobs = [job("t1", 3), job("t2", 4, max_steps=1)]
   ended, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
   if end == "done":
-    assert (ended.task_id, ended.seed, ended.stop) == ("t1", 3, end)
+    assert ended.task_id == "t1"
+    assert ended.seed == 3
+    assert ended.stop == end
   else:
     assert ended == Failure(jobs[0], ended.steps, end)
   for number, step in enumerate(ended.steps):
     assert step.observation == f"seen {number}"
-  assert (whole.task_id, whole.stop) == ("t2", "max_steps")
+  assert whole.task_id == "t2"
+  assert whole.stop == "max_steps"
   assert tape.count("reset t1") == tries
   assert [name for name, *_ in policy.finished] == ["t1"] * tries + ["t2"]
 

@@ -20,9 +20,8 @@ GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
 def run(loss, *arrays, **options):
   """Compile a loss with its options, and return its value and gradient."""
-  return jax.jit(jax.value_and_grad(partial(loss, **options)))(
-    *map(jnp.asarray, arrays)
-  )
+  gradient = jax.value_and_grad(partial(loss, **options))
+  return jax.jit(gradient)(*map(jnp.asarray, arrays))
 
 
 def f32(values):
@@ -55,9 +54,9 @@ def test_sft_loss_is_the_mean_cross_entropy():
 def batch_of(mask_BxS, **fields):
   zeros = np.zeros(np.shape(mask_BxS), np.int32)
   floats = zeros.astype(np.float32)
-  defaults = {"action_BxS": zeros, "logp_BxS": floats, "adv_B": floats[:, 0]}
-  fields = defaults | fields
-  return Batch(zeros, zeros, zeros, mask_BxS=np.array(mask_BxS, bool), **fields)
+  defaults = dict(action_BxS=zeros, logp_BxS=floats, adv_B=floats[:, 0])
+  mask_BxS = np.array(mask_BxS, bool)
+  return Batch(zeros, zeros, zeros, mask_BxS=mask_BxS, **defaults | fields)
 
 
 def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
@@ -78,10 +77,8 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).
   np.testing.assert_allclose(loss, -(2.56 + 1.0 - 1.5 - 0.8244) / 5, rtol=1e-4)
   # The gradient is 0 if clipped and on padding. Else d gain / d logit = gain * (1 - .5).
-  expected = (
-    f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3]) * -0.5 / 5
-  )
-  np.testing.assert_allclose(gradient[:, :, 0], expected, rtol=1e-4)
+  gains = f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3])
+  np.testing.assert_allclose(gradient[:, :, 0], gains * -0.5 / 5, rtol=1e-4)
 
 
 def test_next_token_loss_averages_tokens_then_decisions():
@@ -95,7 +92,8 @@ def test_next_token_loss_averages_tokens_then_decisions():
   np.testing.assert_allclose(term.share * term.values.mean, expected, rtol=1e-5)
 
 
-TRAJECTORY, DECISION = {"ratio_level": "trajectory"}, {"ratio_level": "decision"}
+TRAJECTORY = {"ratio_level": "trajectory"}
+DECISION = {"ratio_level": "decision"}
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
 # Ratios pi / pi_old of two episodes with 2 and 3 decisions; 0 is padding.
 RATIO = [[2.0, 0.5, 0], [1.5, 1.0, 0.5]]
@@ -108,30 +106,13 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
     # ratios of episodes: 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2
     (TRAJECTORY, RATIO, (1, -2), (1.0, -1.5), [[1, 1, 0], [-1.5, -1.5, -1.5]]),
     # means of ratios: 2.5 / 2 = 1.25 and 3 / 3 = 1; gains 1.25 * 1 and 1 * -2
-    (
-      DECISION,
-      RATIO,
-      (1, -2),
-      (1.25, -2.0),
-      [[2 / 2, 0.5 / 2, 0], [-3 / 3, -2 / 3, -1 / 3]],
-    ),
+    # slopes: ratio * adv / decisions, so 2 / 2 and 0.5 / 2, -3 / 3, -2 / 3 and -1 / 3
+    (DECISION, RATIO, (1, -2), (1.25, -2.0), [[1, 0.25, 0], [-1, -2 / 3, -1 / 3]]),
     # adv 1: min(2, 1.28) = 1.28 and min(0.5, 0.8) = 0.5, mean 0.89
     # adv -2: min(-3, -2.56) = -3, min(-2, -2) = -2, min(-1, -1.6) = -1.6, mean -2.2
-    (
-      DECISION | CLIPS,
-      RATIO,
-      (1, -2),
-      (0.89, -2.2),
-      [[0, 0.5 / 2, 0], [-3 / 3, -2 / 3, 0]],
-    ),
+    (DECISION | CLIPS, RATIO, (1, -2), (0.89, -2.2), [[0, 0.25, 0], [-1, -2 / 3, 0]]),
     # Each ratio is within 1.28, their product 1.25 * 1.2 = 1.5 is not; 0.5 is clipped for adv < 0.
-    (
-      TRAJECTORY | CLIPS,
-      [[1.25, 1.2], [0.5, 1]],
-      (1, -1),
-      (1.28, -0.8),
-      [[0, 0], [0, 0]],
-    ),
+    (TRAJECTORY | CLIPS, [[1.25, 1.2], [0.5, 1]], (1, -1), (1.28, -0.8), [[0] * 2] * 2),
     # The first episode has no decisions. The second has ratio 1; its gain is divided by 2.
     *(
       (level, ALONE, (1, -2), (0, -2), [[0] * 3, [0, -2, 0]])
@@ -165,18 +146,17 @@ def test_policy_loss_by_hand(options, ratio, adv, gain, slope):
   np.testing.assert_allclose(loss, -sum(gain) / 2, rtol=1e-5)
   np.testing.assert_allclose(gradient[:, : mask.shape[1]], -f32(slope) / 2, rtol=1e-5)
   np.testing.assert_array_equal(gradient[:, mask.shape[1] :], 0)
-  now, old = jnp.array(now), jnp.array(old)
-  constant = jax.grad(losses.policy_loss, argnums=2)(
-    now, old, f32(adv), padded_mask, **options
-  )
-  np.testing.assert_array_equal(constant, 0)  # no gradient by the advantages
+  by_advantage = jax.grad(losses.policy_loss, argnums=2)
+  arrays = map(jnp.array, (now, old, f32(adv), padded_mask))
+  np.testing.assert_array_equal(by_advantage(*arrays, **options), 0)
 
 
 @pytest.mark.parametrize("padding", GARBAGE)
 def test_kl_is_exact_and_ignores_padding(padding):
   logits = np.log(f32([[[0.5, 0.5], [0.3, 0.7], [1, 1]]]))
   reference = np.log(f32([[[0.9, 0.1], [0.3, 0.7], [1, 1]]]))
-  logits[0, 2], reference[0, 2] = padding, -padding
+  logits[0, 2] = padding
+  reference[0, 2] = -padding
   mask = np.array([[True, True, False]])
   # 0.5 ln(0.5 / 0.9) + 0.5 ln(0.5 / 0.1) = 0.5 * (-0.5877867 + 1.6094379) = 0.5108256; equal
   # distributions have 0. The slope is p (ln(p / q) - KL): 0.5 * (-0.5877867 - 0.5108256) = -0.5493.
@@ -250,10 +230,11 @@ def test_dapo_keeps_groups_with_successes_and_failures():
   kept, adv_B = zip(*rated)
   assert kept == (*group,)
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
-  assert metrics["reward"] == pytest.approx(
-    (0.25 - 0.625) / 4
-  )  # dropped groups count too
-  assert (metrics["success"], metrics["kept_share"]) == (0.25, 0.5)
+  # Dropped groups count too.
+  assert metrics["reward"] == pytest.approx((0.25 - 0.625) / 4)
+  assert metrics["success"] == 0.25
+  assert metrics["kept_share"] == 0.5
   good = [rollout("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
   rated, metrics = dapo_advantages([good], VANILLA, {}, LAM)
-  assert (rated, metrics["kept_share"]) == ([], 0.0)
+  assert rated == []
+  assert metrics["kept_share"] == 0.0

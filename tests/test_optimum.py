@@ -74,13 +74,14 @@ def bill(prices, step, last):
   return (fresh * prices[0] + cached * prices[1] + 25 * prices[2]) / 1e6
 
 
-def brute_force(rules, errors, mu, calls, prompt_cache, choose):
+def brute_force(errors, mu, calls, prompt_cache, choose):
   """Compute the best expected success - mu * dollars by expectimax over full histories.
 
   It keeps the probability of every building that agrees with the history, and all
   earlier calls. It uses no posterior and no compressed state. In each state, the model
   of the rule `choose` has to be a best one.
   """
+  rules = FEW
   worlds = []
   for (k, kind), sign, doomed in itertools.product(
     enumerate(rules.kinds), (1, 2), (False, True)
@@ -88,14 +89,12 @@ def brute_force(rules, errors, mu, calls, prompt_cache, choose):
     p_kind = kind.share * (kind.doomed if doomed else 1 - kind.doomed)
     p_kind *= rules.amber[doomed] if sign == 2 else 1 - rules.amber[doomed]
     for levels in itertools.product((0, 1), repeat=2 if doomed else 3):
-      p_levels = math.prod(
-        kind.tricky if level else 1 - kind.tricky for level in levels
-      )
+      shares = 1 - kind.tricky, kind.tricky
+      p_levels = math.prod(shares[level] for level in levels)
       levels = (*levels, BROKEN) if doomed else levels
       for looks in itertools.product(range(3), repeat=3):
-        p_looks = math.prod(
-          rules.looks[level][look] for level, look in zip(levels, looks)
-        )
+        pairs = zip(levels, looks)
+        p_looks = math.prod(rules.looks[level][look] for level, look in pairs)
         shown = [sign if lock >= rules.sign_at else 0 for lock in range(3)]
         seen = [100 * k + 10 * shown[lock] + looks[lock] for lock in range(3)]
         worlds.append((p_kind * p_levels * p_looks, levels, seen))
@@ -115,10 +114,15 @@ def brute_force(rules, errors, mu, calls, prompt_cache, choose):
       return weight_W.sum()
     if jams == rules.attempts or len(history) == FEW_STEPS:
       return 0.0
-    total, level_W, seen_W = 0.0, level_WxI[:, lock], seen_WxI[:, lock]
+    total = 0.0
+    level_W = level_WxI[:, lock]
+    seen_W = seen_WxI[:, lock]
     for seen in {*seen_W[weight_W > 0]}:
-      matching_W, values = weight_W * (seen_W == seen), []
-      kind, sign, look = seen // 100, seen // 10 % 10, seen % 10
+      matching_W = weight_W * (seen_W == seen)
+      values = []
+      kind = seen // 100
+      sign = seen // 10 % 10
+      look = seen % 10
       text = f"Lock {lock + 1} looks {LOOKS[look]}. The sign is {SIGNS[sign]}."
       task = Task("", "train", f"Open the {rules.kinds[kind].word}.", FEW_STEPS)
       for model in models if remaining > 0 else (0,):
@@ -163,7 +167,7 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
   point = exact.solve(mu, calls=calls)[0]
   rule = exact.optimal_rule(mu, calls)
   most_calls = FEW_STEPS if calls is None else calls
-  expected = brute_force(FEW, Harsh(models), mu, most_calls, prompt_cache, rule)
+  expected = brute_force(Harsh(models), mu, most_calls, prompt_cache, rule)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
@@ -194,10 +198,12 @@ def test_exact_values_are_those_of_episodes(exact, p, calls):
 def test_the_exact_frontier_keeps_its_figures(prompt_cache, ratio, area):
   """All comparisons depend on it."""
   config = Config()
-  config.env.kind, config.env.max_steps = "sandbox", 18
+  config.env.kind = "sandbox"
+  config.env.max_steps = 18
   config.models.prompt_cache = prompt_cache
   exact = Exact(config.models)
-  small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
+  small = exact.solve(p=0.0)[0]
+  large = exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
   assert large.cost_usd / small.cost_usd == pytest.approx(ratio, abs=1e-3)

@@ -43,20 +43,20 @@ def act(live: Live, model: int, logp=None) -> None:
   live.observation = f"room {s}" + " lamp" * (s % 3)
 
 
-def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
-  """Play episodes, at most 3 at a time. Each batch has a random subset of these.
+def play(policy, check):
+  """Play 5 episodes, at most 3 at a time. Each batch has a random subset of these.
+
+  The episodes have 12 to 14 steps.
 
   Args:
     policy: decides for the batches.
-    episodes: number of episodes.
-    steps: least number of steps of an episode; the seeds add 0 to 2 steps.
     check: gets each live episode with its decision.
 
   Returns:
     The episodes, in the order of their ends.
   """
   draw = random.Random(0)
-  waiting = [start(number, seed=number % 3) for number in range(episodes)]
+  waiting = [start(number, seed=number % 3) for number in range(5)]
   running = []
   finished = []
   while waiting or running:
@@ -66,7 +66,7 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
     for live, decision in zip(ready, policy.choose(ready)):
       check(live, decision)
       act(live, decision.model, decision.logp)
-      if len(live.steps) == steps + live.job.seed:
+      if len(live.steps) == 12 + live.job.seed:
         policy.finish(live)
         running.remove(live)
         finished.append(live)
@@ -82,11 +82,8 @@ def make_policy(model, view) -> RouterPolicy:
 
 @pytest.mark.parametrize(
   "kind, lengths",
-  [
-    ("transcript", reader.NEW_TOKENS),
-    ("paper", reader.NEW_TOKENS),
-    ("transcript", (16,)),
-  ],
+  [(kind, reader.NEW_TOKENS) for kind in ("transcript", "paper")]
+  + [("transcript", (16,))],
 )
 def test_the_cached_router_equals_an_uncached_forward_pass(
   tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
@@ -100,21 +97,19 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   extend = Mock(side_effect=reader._extend)
   monkeypatch.setattr(reader, "_extend", extend)
   limit = {"transcript": 320, "paper": 368}[kind]
-  view = View(
-    dataclasses.replace(router_config, view=kind, max_tokens=limit), tokenizer_dir
-  )
+  config = dataclasses.replace(router_config, view=kind, max_tokens=limit)
+  view = View(config, tokenizer_dir)
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
 
   def check(live, decision):
     tokens = view.live_window(live).tokens
     padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, limit - len(tokens))))
-    logits_A = np.asarray(forward(padded), np.float64)[
-      0, len(tokens) - 1, view.decision_ids
-    ]
+    logits_BxTxV = np.asarray(forward(padded), np.float64)
+    logits_A = logits_BxTxV[0, len(tokens) - 1, view.decision_ids]
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
     assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
-  finished = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
+  finished = play(make_policy(tiny_model, view), check)
   assert len(finished) == 5
   shapes = {call.args[3].tokens_RxT.shape for call in extend.call_args_list}
   assert shapes <= {(R, T) for R in (1, 4) for T in lengths}
@@ -136,7 +131,8 @@ def test_only_new_tokens_are_paid_for(tiny_model, view, monkeypatch):
     lengths.append(len(view.live_window(live).tokens))
     act(live, decision.model)
   np.testing.assert_allclose(paid, np.diff(lengths))
-  (new,), (again,) = policy.choose([live]), policy.choose([live])
+  (new,) = policy.choose([live])
+  (again,) = policy.choose([live])
   assert again.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
   np.testing.assert_allclose(again.logp, new.logp, atol=1e-5)
   with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
@@ -153,10 +149,9 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   even = np.full(64, 1 / 64)
   lives = [start(0), start(0), start(1), start(0, seed=1), start(0)]
   act(lives[-1], 0)
-  first, again = (
-    [Sample(key).pick(even, x) for key, x in zip("abaaa", lives)] for _ in range(2)
-  )
-  assert first == again and first[0] not in first[1:]
+  draw = lambda: [Sample(key).pick(even, x) for key, x in zip("abaaa", lives)]  # noqa: E731
+  first = draw()
+  assert first == draw() and first[0] not in first[1:]
   # If rounded probabilities add up to less than 1, the last model is picked.
   for p_A in ([0.2, 0.5, 0.3], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
     draws = [
@@ -181,7 +176,9 @@ def test_a_switch_costs_the_dollars_of_a_cold_prompt():
   policy.spec = PolicySpec("conditioned", cost_weight=1.0)
   policy._values.billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
   scale = policy._values.heads.scale
-  scale.unit_usd, scale.opening_tokens, scale.reply_tokens = 0.005, 100, 0
+  scale.unit_usd = 0.005
+  scale.opening_tokens = 100
+  scale.reply_tokens = 0
   live = start(0)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
@@ -246,9 +243,8 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   live.steps = tiny.episode(models="LS").steps
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
   judge = Mock(**{"reply.return_value": Reply(text, call(2, 2.0), lost)})
-  policy = ZeroShotPolicy(
-    PolicySpec("zero-shot"), lambda *_: judge, router_config, tokenizer_dir
-  )
+  spec = PolicySpec("zero-shot")
+  policy = ZeroShotPolicy(spec, lambda *_: judge, router_config, tokenizer_dir)
   agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
   turn = Turn(live, agents, [], Purse(CallBudget(2), DollarBudget(None)))
   with pytest.raises(StopIteration) as end:
@@ -256,15 +252,11 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   assert end.value.value == turn.step.model == model
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
-  assert (
-    place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
-  )
+  assert place == 2 and prompt.endswith("Decision:")
+  assert "Task: find the plant" in prompt
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  assert [turn.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [
-    2.0,
-    0.5,
-    0.25,
-  ]
+  dollars = [turn.step.usd(kind) for kind in ("judge", "retry", "presumed")]
+  assert dollars == [2.0, 0.5, 0.25]
 
 
 def test_the_scripted_judge_reads_the_prompt():

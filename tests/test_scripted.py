@@ -63,10 +63,8 @@ def test_tiers_follow_the_prior_of_the_task_s_type(names, shares):
 
 
 def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
-  routine, recovery = (
-    Oracle("look around", 3, False, False),
-    Oracle("undo", 3, True, True),
-  )
+  routine = Oracle("look around", 3, False, False)
+  recovery = Oracle("undo", 3, True, True)
   for tier, *rates in (
     ("easy", 0.06, 0.04),
     ("hard", 0.12, 0.17),
@@ -216,13 +214,11 @@ def test_mistakes_and_spoiled_steps_enter_the_forecast():
   small, large = always(wrong=0.0, spoils=True)
   assert large.prospect([], 0) == (1.0, 0.75, 0.0)
   small.reply([], 0)
-  assert (
-    large.prospect([], 0).loss == 0.25
-  )  # the agents of an episode share what was spoiled
+  # The agents of an episode share what was spoiled.
+  assert large.prospect([], 0).loss == 0.25
   small, large = always(wrong=0.5)
-  assert (
-    large.prospect([], 0).loss == 0.5 + 0.5 / 40
-  )  # a wrong action, or one of 40 steps
+  # A wrong action, or one of 40 steps.
+  assert large.prospect([], 0).loss == 0.5 + 0.5 / 40
   messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
   prospects = [agent.prospect(messages, 30) for agent in (small, large)]
   assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
@@ -260,7 +256,9 @@ def test_the_boundaries_lie_near_the_paper_s(
   name, sizes, seeds, ends, tolerance, least, tmp_path
 ):
   config = importlib.import_module(f"configs.{name}").get_config()
-  config.runs, env, data = str(tmp_path), config.env, tmp_path / "own"
+  config.runs = str(tmp_path)
+  env = config.env
+  data = tmp_path / "own"
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
   if engine := table.load(env.kind).engine:
     engine.install()
@@ -273,10 +271,8 @@ def test_the_boundaries_lie_near_the_paper_s(
     for spec in BOUNDARIES:
       assert len(run.collect("", spec, jobs, loader.build)) == len(jobs)
     trials = run.store.table().groupby(["policy", "task_id"])
-  means = (
-    trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARY_KEYS]]
-  )
-  np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)
+  means = trials[["score", "success"]].mean().groupby("policy").mean()
+  np.testing.assert_allclose(means.loc[[*BOUNDARY_KEYS]], ends, atol=tolerance, rtol=0)
   successes = trials.success.agg(list)
   small, large = (successes[key] for key in BOUNDARY_KEYS)
   tiers = small.combine(large, difficulty)

@@ -35,24 +35,27 @@ def store(path):
 
 def test_an_episode_is_read_as_it_was_stored(store, path):
   whole = episode("t1", "random(p=0.5)", 3, "SLS", score=0.25, stop="max_steps")
-  whole.call_budget, step = 2, whole.steps[1]
-  step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
+  whole.call_budget = 2
+  step = whole.steps[1]
+  step.observation = 'a "quoted"\nline \N{SNOWMAN}\t'
+  step.action = "go to O'Hara"
   step.calls = [
     Call(1, Usage(9, 4, 2), 0.1 + 0.2, 1 / 3),
     call(2, 0.5, 7, "judge", True),
   ]
-  step.router_cost_usd, step.logp = 1e-17, -1.2345678901234567
+  step.router_cost_usd = 1e-17
+  step.logp = -1.2345678901234567
   store.add(whole)
   store.close()
   assert Store(path).episodes("random(p=0.5)") == [whole]
-  assert (whole.cost_usd, whole.large_calls) == (1.0 + (0.1 + 0.2) + 1.0, 1)
+  assert whole.cost_usd == 1.0 + (0.1 + 0.2) + 1.0
+  assert whole.large_calls == 1
 
 
 def test_a_key_is_stored_once_and_orders_the_episodes(store):
   keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
-  store.add(
-    *(episode(task_id, "p", seed) for task_id, seed in keys), episode("t1", "q", 2)
-  )
+  store.add(episode("t1", "q", 2))
+  store.add(*(episode(task_id, "p", seed) for task_id, seed in keys))
   with pytest.raises(ValueError, match=r"\('p', 't1', 2\) is already stored"):
     store.add(episode("t1", "p", 2, score=0.0))
   assert [(e.task_id, e.seed) for e in store.episodes("p")] == sorted(keys)
@@ -69,15 +72,13 @@ def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
   store.add(*(episode("t1", "random", seed, "SLS"[: seed + 1]) for seed in range(3)))
   store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
   store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
-  texts, expected = store.episodes("random"), {"policy": "random(K=4)", "reused": True}
+  texts = store.episodes("random")
+  expected = {"policy": "random(K=4)", "reused": True}
   equals = [dataclasses.replace(texts[i], **expected, call_budget=4) for i in (0, 2)]
   assert store.episodes("random(K=4)") == equals
   again = dataclasses.replace(equals[1], policy="random(K=3)", call_budget=3)
   assert store.episodes("random(K=3)") == [again]
-  counts = sqlite3.connect(path).execute(
-    "SELECT count(*), count(episode) FROM episodes"
-  )
-  assert counts.fetchone() == (6, 3)
+  assert rows_of(path, "SELECT count(*), count(episode) FROM episodes") == [(6, 3)]
   table = store.table(["random(K=4)"])
   assert (*table.steps, *table.cost_usd) == (1, 3, 1.0, 7.0) and table.reused.all()
 
@@ -89,44 +90,48 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   large.calls = [Call(1, Usage(10, 0, 5), 4.0, 2.0), call(1, 8.0, kind="retry")]
   large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
   large.calls += [call(1, 16.0, kind="presumed")]
-  small.logp, large.router_cost_usd, large.router_latency_s = -1.0, 0.25, 0.75
-  e.lost_usd, e.usd_budget = 32.0, 64.0
+  small.logp = -1.0
+  large.router_cost_usd = 0.25
+  large.router_latency_s = 0.75
+  e.lost_usd = 32.0
+  e.usd_budget = 64.0
   store.add(e)
   store.add(episode("t1", "other"))
   (row,) = store.table(["cascade"]).to_dict("records")
   assert math.isnan(row.pop("call_budget"))
-  numbers = {
-    "seed": 3,
-    "score": 0.5,
-    "usd_budget": 64.0,
-    "steps": 2,
-    "large_calls": 1,
-    "decisions": 2,
-    "judgements": 1,
-    "cost_usd": 5.5,
-    "small_usd": 1.0,
-    "large_usd": 4.0,
-    "proposals_usd": 0.5,
-    "judge_usd": 0.125,
-    "retries_usd": 8.0 + 32.0,
-    "router_usd": 0.25,
-    "presumed_usd": 16.0,
-    "spent_usd": 5.5 + 0.125 + 8.0 + 16.0 + 32.0,
-    "router_latency_s": 0.75,
-    "small_tokens": 7,
-    "large_tokens": 5,
-    "proposal_tokens": 6,
-    "judge_tokens": 3,
-  }
-  texts = {"policy": "cascade", "task_id": "t1", "stop": "max_steps"}
-  assert row == texts | numbers | {"success": False, "reused": False}
+  assert row == dict(
+    policy="cascade",
+    task_id="t1",
+    seed=3,
+    score=0.5,
+    success=False,
+    stop="max_steps",
+    reused=False,
+    usd_budget=64.0,
+    steps=2,
+    large_calls=1,
+    decisions=2,
+    judgements=1,
+    cost_usd=5.5,
+    small_usd=1.0,
+    large_usd=4.0,
+    proposals_usd=0.5,
+    judge_usd=0.125,
+    retries_usd=8.0 + 32.0,
+    router_usd=0.25,
+    presumed_usd=16.0,
+    spent_usd=5.5 + 0.125 + 8.0 + 16.0 + 32.0,
+    router_latency_s=0.75,
+    small_tokens=7,
+    large_tokens=5,
+    proposal_tokens=6,
+    judge_tokens=3,
+  )
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
 
-COLUMN, FINE = (
-  "UPDATE episodes SET {} = ? WHERE seed = 1",
-  episode("t", "p", 1).to_json(),
-)
+COLUMN = "UPDATE episodes SET {} = ? WHERE seed = 1"
+FINE = episode("t", "p", 1).to_json()
 DAMAGE = [
   ("score", "high"),
   ("score", -0.5),
@@ -134,12 +139,13 @@ DAMAGE = [
   ("steps", None),
   ("usd_budget", "much"),
   ("cost_usd", math.inf),
-]
-DAMAGE += [
-  ("episode", text)
-  for text in (None, "", "{", "[]", b"\xff", '{"task_id": "t"}', "null")
-]
-DAMAGE += [
+  ("episode", None),
+  ("episode", ""),
+  ("episode", "{"),
+  ("episode", "[]"),
+  ("episode", b"\xff"),
+  ("episode", '{"task_id": "t"}'),
+  ("episode", "null"),
   ("episode", FINE.replace('"score":1.0', '"score":"high"')),
   ("episode", FINE.replace('"steps":[', '"steps":[3,')),
 ]
@@ -150,10 +156,10 @@ def test_a_damaged_row_is_named(store, path, column, value):
   store.add(*(episode("t", "p", seed) for seed in range(3)))
   assert value != FINE
   damage(path, COLUMN.format(column), value)
-  problem = (
-    f"{path}: the episode of policy p, task t, seed 1 cannot be read: restore a copy"
-  )
-  with pytest.raises(ValueError, match=f"^{re.escape(problem)} of the file$"):
+  problem = "the episode of policy p, task t, seed 1 cannot be read: restore a copy"
+  with pytest.raises(
+    ValueError, match=f"^{re.escape(str(path))}: {problem} of the file$"
+  ):
     store.episodes("p")
     store.table()
 
@@ -190,11 +196,7 @@ def test_no_episode_of_a_store_of_version_3_is_played_again(older):
   assert config.value.inputs == ("hidden",)
   # Vanilla RL had BoPO's settings then.
   assert config.bopo.vanilla_learning_rate == config.bopo.learning_rate == 0.01
-  before = (
-    sqlite3.connect(older / "episodes.sqlite")
-    .execute("SELECT * FROM episodes")
-    .fetchall()
-  )
+  before = rows_of(older / "episodes.sqlite", "SELECT * FROM episodes")
   with contextlib.closing(Store(older / "episodes.sqlite")) as store:
     table = store.table()
     assert len(table) == len(before) == 63
@@ -212,20 +214,20 @@ def test_no_episode_of_a_store_of_version_3_is_played_again(older):
     assert {*table.policy} == {*listed, *other}
     assert table.policy.value_counts()[[*other]].to_dict() == other
     assert {"always(rank=2)", f"{least})", f"{least},blind=1,K=1)"} < {*listed}
-    played = {stage: 0 for stage in ("profile", "references", "bopo", "evaluate")}
-    chosen = {
-      spec.key for spec in choose_on_dev(store, list_specs(config), config).entries
-    }
-    for stage in played:
+    entries = choose_on_dev(store, list_specs(config), config).entries
+    chosen = {spec.key for spec in entries}
+    # 2 boundaries of 4 tasks; the samples; the rollouts; 21 policies on dev and 14 on test.
+    counts = {"profile": 8, "references": 12, "bopo": 4, "evaluate": 21 + 14}
+    for stage, count in counts.items():
+      played = 0
       for spec, jobs in list_planned(config, store, stage):
         # Only the chosen policies are played on test.
         jobs = [job for job in jobs if job.task.split != "test" or spec.key in chosen]
         assert {(job.task.id, job.seed) for job in jobs} <= store.keys(spec.key), spec
         stored = {(e.task_id, e.seed) for e in store.episodes(spec.key)}
         assert stored == store.keys(spec.key)
-        played[stage] += len(jobs)
-    # 2 boundaries of 4 tasks; the samples; the rollouts; 21 policies on dev and 14 on test.
-    assert [*played.values()] == [8, 12, 4, 21 + 14]
+        played += len(jobs)
+      assert played == count, stage
   converted = dump(older / "episodes.sqlite")
   Store(older / "episodes.sqlite").close()
   assert dump(older / "episodes.sqlite") == converted

@@ -136,10 +136,13 @@ def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher, tokeniz
 def test_micro_batches_take_the_same_step_as_one_batch(
   tiny_model, batcher, episodes, filled, view
 ):
-  ids, other = view.decision_ids, filled(lambda: build_model(view.config, 0), seed=3)
+  ids = view.decision_ids
+  other = filled(lambda: build_model(view.config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
-  start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
-  metrics, states = [], []
+  start = copy_of(trainer.state)
+  anchor = ShardedRouter(other, ids)
+  metrics = []
+  states = []
   # The second batcher has rows of 104 and of 208 tokens.
   for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
@@ -200,7 +203,9 @@ def test_the_first_step_in_bf16_is_on_policy(
 
 def updates_of(optimizer, gradients, value=0.0):
   """The updates of one parameter whose value stays; the value 0 has no weight decay."""
-  state, step, updates = optimizer.init(jnp.array(value)), jax.jit(optimizer.update), []
+  state = optimizer.init(jnp.array(value))
+  step = jax.jit(optimizer.update)
+  updates = []
   for gradient in gradients:
     update, state = step(jnp.array(gradient), state, jnp.array(value))
     updates.append(float(update))

@@ -14,15 +14,7 @@ import pytest
 import tiny
 
 from baar_jax.config import Config, ValueConfig
-from baar_jax.episode import (
-  LARGE,
-  SMALL,
-  Call,
-  Episode,
-  Step,
-  Task,
-  Usage,
-)
+from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.llms.prices import Outlook
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import head
@@ -100,7 +92,8 @@ def test_target_under_caps_and_cost_weights_by_hand():
     (0.5, np.inf, True, 0.1 - 0.2),
   ]
   for weight, calls, last, target in columns:
-    value, advantage = jnp.array(0.5), jnp.array([-0.1, 0.1])
+    value = jnp.array(0.5)
+    advantage = jnp.array([-0.1, 0.1])
     reward = Regime(calls, weight).weigh(0.2, 0.4)
     got = compute_target(reward, last, value, advantage, calls)
     assert got == pytest.approx(target, abs=1e-6)
@@ -131,17 +124,20 @@ def test_calls_left_by_hand():
   """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
   outlook = Outlook(0, usd=0.5, repeat_usd=0.2, cold_usd=0.6)
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
-  assert count_calls_left(Cap().after(steps), outlook) == float("inf")
-  assert count_calls_left(Cap(3).after(steps), outlook) == 2
-  assert count_calls_left(Cap(usd=0.59), outlook) == 0
-  # $0.1 or $0.4 remain after the first call, too little for another cold prompt.
-  assert count_calls_left(Cap(usd=0.6), outlook) == 1
-  assert count_calls_left(Cap(usd=0.9), outlook) == pytest.approx(1)
-  # Half way between one call and two. $0.6 remain, enough for one more; $1, for three.
-  assert count_calls_left(Cap(usd=1.0), outlook) == pytest.approx(1.5)
-  assert count_calls_left(Cap(usd=1.1), outlook) == pytest.approx(2)
-  assert count_calls_left(Cap(usd=1.5), outlook) == pytest.approx(4)
-  assert count_calls_left(Cap(2, 1.5), outlook) == 2
+  for cap, left in [
+    (Cap().after(steps), np.inf),
+    (Cap(3).after(steps), 2),
+    (Cap(usd=0.59), 0),
+    # $0.1 or $0.4 remain after the first call, too little for another cold prompt.
+    (Cap(usd=0.6), 1),
+    (Cap(usd=0.9), pytest.approx(1)),
+    # Half way between one call and two. $0.6 remain, enough for one more; $1, for three.
+    (Cap(usd=1.0), pytest.approx(1.5)),
+    (Cap(usd=1.1), pytest.approx(2)),
+    (Cap(usd=1.5), pytest.approx(4)),
+    (Cap(2, 1.5), 2),
+  ]:
+    assert count_calls_left(cap, outlook) == left
 
 
 def test_terms_by_hand():
@@ -165,20 +161,21 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
     scores = np.cumsum(np.multiply(plan, (0.3, 0.5, 0.4)))
     episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
   data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
-  exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
-  config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
+  config = ValueConfig(
+    updates=2000,
+    heads=2,
+    batch_decisions=128,
+    learning_rate=1e-2,
+    noise=0,
+    weight_decay=0,
+  )
   *_, (done, heads, loss) = fit_heads(make_heads(16), data, config, seed=0)
   assert done == 2000 and loss < 0.01
   progress = np.array([[0, 0, 3], [1, 0, 3], [2, 0, 3]])
   for left, cost_weight, *gains in [  # of LARGE over SMALL, by step
     (3.0, 0.0, 0.3, 0.5, 0.4),
-    (
-      2.0,
-      0.0,
-      0.3 - 0.4,
-      0.5,
-      0.4,
-    ),  # at the first step, LARGE takes a call from the third
+    # At the first step, LARGE takes a call from the third.
+    (2.0, 0.0, 0.3 - 0.4, 0.5, 0.4),
     (1.0, 0.0, 0.3 - 0.5, 0.5 - 0.4, 0.4),
     (np.inf, 1 / 19, 0.95 * 0.3 - 0.05, 0.95 * 0.5 - 0.05, 0.95 * 0.4 - 0.05),
     (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25),
@@ -246,6 +243,9 @@ def test_hidden_states_with_nan_stop_the_run():
     reader.read([Mock()])
 
 
+DAMAGED = r"value_heads.npz is missing or damaged \(.+\): delete"
+
+
 def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   """A second fit does nothing. A damaged file is an error of one line."""
   training = run.training()
@@ -279,20 +279,17 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
     {"foreign": first},
   ):
     np.savez(path, **arrays | changes)
-    with pytest.raises(
-      ValueError, match=r"value_heads.npz is missing or damaged \(.+\): delete"
-    ):
+    with pytest.raises(ValueError, match=DAMAGED):
       load_heads(training)
   array = io.BytesIO()
   np.save(array, first)
   for content in (stored[:-100], b"", array.getvalue()):
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="value_heads.npz is missing or damaged"):
+    with pytest.raises(ValueError, match=DAMAGED):
       load_heads(training)
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
-  with pytest.raises(
-    ValueError, match="^value stopped: update 2 has loss nan; last good"
-  ):
+  problem = "^value stopped: update 2 has loss nan; last good"
+  with pytest.raises(ValueError, match=problem):
     values.fit_values(training)
   assert not path.exists()

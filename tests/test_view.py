@@ -14,7 +14,8 @@ from baar_jax.rollout.specs import Cap, Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
 
-SMALL, BIG = "<|SMALL|>", "<|BIG|>"
+SMALL = "<|SMALL|>"
+BIG = "<|BIG|>"
 TASK = Task("plant-0", "train", "find the plant", 40)
 
 
@@ -86,7 +87,8 @@ def test_training_and_live_decisions_read_the_same_text(
   assert all(len(w.tokens) <= max_tokens for w in windows)
   for s, window, position in places:
     live = live_window(view, episode, s)
-    assert (live.tokens, live.first) == (window.tokens[: position + 1], window.first)
+    assert live.tokens == window.tokens[: position + 1]
+    assert live.first == window.first
     assert live.positions[-1] == position == len(live.tokens) - 1
 
 
@@ -94,9 +96,8 @@ def test_training_and_live_decisions_read_the_same_text(
 def test_show_budget_false_hides_the_budget(views, kind):
   view = views(view=kind, max_tokens=900, show_budget=False)
   capped = episode_of([1, 0], call_budget=3, usd_budget=0.05)
-  assert view.episode_windows(TASK, capped) == view.episode_windows(
-    TASK, episode_of([1, 0])
-  )
+  free = episode_of([1, 0])
+  assert view.episode_windows(TASK, capped) == view.episode_windows(TASK, free)
 
 
 def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):
@@ -158,24 +159,18 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
 def test_the_transcript_states_the_remaining_caps_at_each_step(
   views, decode, budgets, left
 ):
-  (window,) = views(max_tokens=640).episode_windows(
-    TASK, episode_of([0, 1, 0], CALLS, **budgets)
-  )
+  episode = episode_of([0, 1, 0], CALLS, **budgets)
+  (window,) = views(max_tokens=640).episode_windows(TASK, episode)
   first, second, third = [f"/40, {each} left," for each in left] or [""] * 3
-  text = (
-    f"task: find the plant\nstart: see 1\nstep 1{first} model:{SMALL} action: go 1\n"
-  )
+  text = "task: find the plant\nstart: see 1\n"
+  text += f"step 1{first} model:{SMALL} action: go 1\n"
   text += f"result: see 2\nstep 2{second} model:{BIG} action: go 2\nresult: see 3\n"
   assert decode(window.tokens) == f"{text}step 3{third} model:"
 
 
-FIVE = (
-  "\nEnvironment: see 1\nBudget: at most 5 BIG calls, 3 used, 2 left. Step 14 of 40."
-)
-SPENT = (
-  "\nEnvironment: see 1\nBudget: at most 2 BIG calls, 2 used, 0 left. Step 4 of 40."
-)
-DOLLARS = "\nEnvironment: see 1\nBudget: at most $0.0500, $0.0150 left. Step 3 of 40."
+FIVE = "at most 5 BIG calls, 3 used, 2 left. Step 14 of 40."
+SPENT = "at most 2 BIG calls, 2 used, 0 left. Step 4 of 40."
+DOLLARS = "at most $0.0500, $0.0150 left. Step 3 of 40."
 
 
 @pytest.mark.parametrize(
@@ -199,18 +194,16 @@ def test_the_paper_prompt_states_budget_rule_and_recent_steps(
   view = views(view="paper", max_tokens=2000)
   windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
   assert [w.first for w in windows] == list(range(len(models)))
-  rule = rule.format(
-    left=2 if budgets == {"call_budget": 5} else 0.015, steps=41 - len(models)
-  )
-  text = f"{texts.ROLE_HARD if budgets else texts.ROLE}\nTask: find the plant{budget}"
+  rule = rule.format(left=2 if budget == FIVE else 0.015, steps=41 - len(models))
+  text = f"{texts.ROLE_HARD if budgets else texts.ROLE}\nTask: find the plant"
+  text += f"\nEnvironment: see 1\nBudget: {budget}" * bool(budget)
   text += f"{texts.CHOICES}{rule}\nPrevious steps:"
   text += f"\n(steps 1-{first - 1} omitted)" * (first > 1)
   for n in range(first, len(models)):
     word = ("SMALL", "BIG")[models[n - 1]]
     text += f"\nStep {n} [Model: {word}] action: go {n}\nresult: see {n + 1}"
-  assert decode(windows[-1].tokens) == text + (
-    texts.ASK_SPENT if budget == SPENT else texts.ASK
-  )
+  ask = texts.ASK_SPENT if budget == SPENT else texts.ASK
+  assert decode(windows[-1].tokens) == text + ask
   assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 

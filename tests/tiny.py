@@ -9,31 +9,25 @@ from baar_jax.episode import Call, Episode, Step, Usage
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 # The settings of a run that takes seconds. Only one episode is live at a time, so that no
 # result depends on timing.
-ROUTER = {"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
-TEXTS = {
-  "vocab_size": 1024,
-  "max_tokens": 300,
-  "description_tokens": 8,
-  "action_tokens": 6,
-}
-SIZES = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 10}
-SECTIONS = {
-  "env": SIZES | {"processes": 1, "live_per_process": 1},
-  "router": ROUTER
-  | TEXTS
-  | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
-  "profile": {"trials": 2},
-  "references": {"samples": 3},
-  "sft": {
-    "updates": 2,
-    "batch_episodes": 8,
-    "micro_episodes": 8,
-    "learning_rates": (1e-2,),
-  },
-  "bopo": {"lam": (0.1,), "updates": 2, "tasks_per_update": 2, "group_size": 2}
-  | {"learning_rate": 1e-2, "batch_episodes": 2},
-  "evaluate": {"seeds": 1, "random_p": (0.5,), "call_budgets": (1,), "bootstrap": 20},
-}
+ROUTER = dict(hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8)
+TEXTS = dict(vocab_size=1024, max_tokens=300, description_tokens=8, action_tokens=6)
+SIZES = dict(train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10)
+SECTIONS = dict(
+  env=dict(processes=1, live_per_process=1, **SIZES),
+  router=dict(intermediate_size=32, num_layers=1, result_tokens=16, **ROUTER, **TEXTS),
+  profile=dict(trials=2),
+  references=dict(samples=3),
+  sft=dict(updates=2, batch_episodes=8, micro_episodes=8, learning_rates=(1e-2,)),
+  bopo=dict(
+    lam=(0.1,),
+    updates=2,
+    tasks_per_update=2,
+    group_size=2,
+    learning_rate=1e-2,
+    batch_episodes=2,
+  ),
+  evaluate=dict(seeds=1, random_p=(0.5,), call_budgets=(1,), bootstrap=20),
+)
 
 
 def call(model=0, usd=1.0, tokens=1, kind="act", replayed=False) -> Call:
@@ -101,9 +95,9 @@ def config(runs, name="tiny", **env) -> Config:
     env: other settings of the environment.
   """
   result = Config(name=name, runs=str(runs))
-  env_fields = SECTIONS["env"] | {"kind": "sandbox"} | env
-  for section, fields in (SECTIONS | {"env": env_fields}).items():
+  for section, fields in SECTIONS.items():
     vars(getattr(result, section)).update(fields)
+  vars(result.env).update({"kind": "sandbox"} | env)
   return result
 
 
