@@ -36,12 +36,8 @@ TEXTS = [
   "\nstep 1 model:",
   " action: ",
   "\nresult: ",
+  *("open the red door", "go to the kitchen", "you see a green lamp and a stove") * 3,
 ]
-TEXTS += [
-  "open the red door",
-  "go to the kitchen",
-  "you see a green lamp and a stove",
-] * 3
 
 
 @pytest.fixture(scope="session")
@@ -55,14 +51,15 @@ def tokenizer_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def router_config() -> RouterConfig:
   """Return the settings of a tiny router, with previews of a few tokens."""
-  texts = {
-    "description_tokens": 8,
-    "action_tokens": 4,
-    "result_tokens": 6,
-    "max_tokens": 320,
-  }
   return RouterConfig(
-    vocab_size=340, intermediate_size=24, num_layers=2, **tiny.ROUTER, **texts
+    vocab_size=340,
+    intermediate_size=24,
+    num_layers=2,
+    description_tokens=8,
+    action_tokens=4,
+    result_tokens=6,
+    max_tokens=320,
+    **tiny.ROUTER,
   )
 
 

@@ -28,8 +28,8 @@ FIELDS = [
 SIZES = {
   "grouped": (307, 48, 40, 3, 6, 2, True),
   "multihead": (131, 40, 56, 2, 4, 4, False),
+  "long": (97, 128, 64, 2, 2, 1, True),
 }
-SIZES["long"] = 97, 128, 64, 2, 2, 1, True
 SHAPES = {name: dict(zip(FIELDS, sizes)) for name, sizes in SIZES.items()}
 # In "multihead" the heads do not add up to the width, and the constants differ from
 # those of Qwen2.5.
@@ -138,5 +138,5 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   text = [f" {a}{b}{c}" for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
   tokenizer.train_from_iterator(text, trainer)
   tokenizer.add_special_tokens(list(SPECIAL))
-  assert tokenizer.get_vocab_size() == tokens, (tokenizer.get_vocab_size(), tokens)
+  assert tokenizer.get_vocab_size() == tokens
   tokenizer.save(str(directory / "tokenizer.json"))

@@ -1,7 +1,6 @@
-"""Measure sentences and numbers of README and docs: python tests/prose.py [FILES]."""
+"""Measure sentences and numbers of README and docs."""
 
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -33,24 +32,10 @@ def count_words(sentence: str) -> int:
   return len([w for w in sentence.split() if re.search(r"\w", w)])
 
 
-def measure(text: str) -> tuple[float, int, float]:
-  """Measure words per sentence: mean and most, and numbers per 100 words."""
+def measure(text: str) -> tuple[float, float]:
+  """Measure words per sentence, and numbers per 100 words."""
   sentences = list_sentences(text)
   words = [count_words(sentence) for sentence in sentences]
   numbers = sum(len(NUMBER.findall(sentence)) for sentence in sentences)
   total = max(1, sum(words))
-  return total / max(1, len(words)), max(words, default=0), 100 * numbers / total
-
-
-if __name__ == "__main__":
-  print("| page | words | words per sentence | longest | numbers per 100 words |")
-  print("|---|---|---|---|---|")
-  for page in [Path(name) for name in sys.argv[1:]] or PAGES:
-    text = page.read_text()
-    mean, most, numbers = measure(text)
-    total = sum(map(count_words, list_sentences(text)))
-    print(f"| {page.name} | {total} | {mean:.1f} | {most} | {numbers:.1f} |")
-    if "-v" in sys.argv or len(sys.argv) > 1:
-      for sentence in list_sentences(text):
-        if count_words(sentence) > 30:
-          print(f"  long ({count_words(sentence)}): {sentence}")
+  return total / max(1, len(words)), 100 * numbers / total

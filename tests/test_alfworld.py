@@ -44,8 +44,13 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def env(data):
-  sizes = {"train_tasks": TRAIN, "dev_tasks": 1, "test_tasks": TEST, "max_steps": 30}
-  arguments = sizes | {"options": {"data": str(data)}}
+  arguments = {
+    "train_tasks": TRAIN,
+    "dev_tasks": 1,
+    "test_tasks": TEST,
+    "max_steps": 30,
+    "options": {"data": str(data)},
+  }
   with contextlib.closing(*open_envs("alfworld", arguments, 1, 1)) as env:
     yield env
 

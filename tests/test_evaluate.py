@@ -22,48 +22,47 @@ from baar_jax.train.families import FAMILIES, Loader, list_specs
 from baar_jax.train.jobs import BOUNDARY_KEYS, rollout_spec
 from baar_jax.train.listing import zero_shot_spec
 
-TRAIN_SFT, TRAIN_BOPO = train.train_families("sft"), train.train_families("bopo")
+TRAIN_BOPO = train.train_families("bopo")
 TRAIN_BASELINES = train.train_families("baselines")
-TRAIN_VALUE = train.train_families("value")
 
 
-def configured(runs):
-  config = tiny.config(runs, test_tasks=4)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  config = tiny.config(tmp_path_factory.mktemp("runs"), test_tasks=4)
   config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
   config.value.updates, config.value.heads = 2, 2
   config.baselines = BaselinesConfig(
     tuple(sorted(name for name in FAMILIES if FAMILIES[name].is_rival)),
     tuple(ABLATIONS),
+    compared_lam=0.1,
+    updates=1,
   )
-  config.baselines.compared_lam, config.baselines.updates = 0.1, 1
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
-  return config
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  run = Run(configured(tmp_path_factory.mktemp("runs")))
+  run = Run(config)
   for stage in (TRAIN_BASELINES, evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):
       stage(run)
-  assert (
-    len(run.store.table()) == 0
-  )  # what is missing is reported before anything is run
+  # What is missing is reported before anything is run.
+  assert len(run.store.table()) == 0
   # By stage: (task_id, seed) of the episodes that it has added.
   run.added = {}
-  before = train.profile, train.references, TRAIN_SFT, TRAIN_BOPO, TRAIN_BASELINES
-  for stage in (*before, TRAIN_VALUE, evaluate.main):
-    start(run, stage)
+  before = set()
+  for stage in (
+    train.profile,
+    train.references,
+    train.train_families("sft"),
+    TRAIN_BOPO,
+    TRAIN_BASELINES,
+    train.train_families("value"),
+    evaluate.main,
+  ):
+    stage(run)
+    after = set(run.store.table()[[*KEY]].itertuples(index=False))
+    run.added[stage] = {(task_id, seed) for _, task_id, seed in after - before}
+    before = after
   yield run
   run.close()
-
-
-def start(run, stage):
-  before = set(run.store.table()[[*KEY]].itertuples(index=False))
-  stage(run)
-  added = set(run.store.table()[[*KEY]].itertuples(index=False)) - before
-  run.added[stage] = {(task_id, seed) for _, task_id, seed in added}
 
 
 def test_no_purpose_shares_a_seed_with_another_one(run):

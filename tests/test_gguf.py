@@ -83,8 +83,9 @@ def write_gguf(directory, kind, **changes):
     "head_count_kv": K,
     "context_length": 64,
     "rope_freq_base": 1e4,
+    "layer_norm_rms_eps": 1e-6,
   }
-  for name, number in (sizes | {"layer_norm_rms_eps": 1e-6}).items():
+  for name, number in sizes.items():
     getattr(writer, f"add_{name}")(number)
   original = dict(hf.tensors(SHAPE))
   names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
@@ -147,13 +148,18 @@ def test_unsupported_and_damaged_files_are_refused(tmp_path):
   start = whole.index(name) + len(name)
   entries, count = whole[start + 4 : start + 8], whole[start + 8 : start + 16]
   changed = []
-  for kind in (entries, bytes([0, 0, 0, 0]), bytes([9, 0, 0, 0])):
+  for kind in (entries, bytes(4), struct.pack("<I", 9)):
     for number in (count, struct.pack("<Q", 2**60)):
-      array = whole[: start + 4] + kind + number + whole[start + 16 :]
-      changed.append(array)
+      changed.append(whole[: start + 4] + kind + number + whole[start + 16 :])
   nested = whole[: start + 4] + struct.pack("<IQ", 9, 1) * 5000
-  parts = (b"", b"text", whole[:20], whole[:5000], whole[:-3000], nested, *changed[1:])
-  for part in parts:
+  for part in (
+    b"",
+    whole[:20],
+    whole[:5000],
+    whole[:-3000],
+    nested,
+    *changed[1:],
+  ):
     (tmp_path / "cut.gguf").write_bytes(part)
     with pytest.raises(ValueError, match="Cannot convert .*cut.gguf: "):
       convert(tmp_path / "cut.gguf", tmp_path / "converted")

@@ -8,9 +8,6 @@ from absl import flags
 import main
 
 ROOT = Path(__file__).parents[1]
-SANDBOX = "--config=configs/sandbox.py"
-CHAT = "--config.models.kind=chat"
-FIELDS = "baar_jax/config.py"
 # Arguments, and texts that the error must contain.
 WRONG = {
   "--stage=nonsense": "--stage=nonsense ... all|setup|profile|references|",
@@ -18,15 +15,15 @@ WRONG = {
   "--config.models.key_variables=('sk-secret',": "key_variables has a value that cannot be read",
   "--config.models=sk-secret": "config.models has a value that cannot be read",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
-  "--config.value.prices=0.5": f"Field prices not found ... {FIELDS}",
-  "--config.serve.cache_ttl_s=60": f"Field cache_ttl_s not found ... {FIELDS}",
+  "--config.value.prices=0.5": "Field prices not found ... baar_jax/config.py",
+  "--config.serve.cache_ttl_s=60": "Field cache_ttl_s not found ... baar_jax/config.py",
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
-  f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
+  "--config.models.kind=chat --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   "--config.models.names=('a','b') --config.models.names=('c','d')": "models.names is given twice",
   "-config.models.names=('a','b') --config.models.names=('c','d')": "--config.models.names is given twice",
   "--config.bopo.lam[0]=1": "lam[0]",
-  f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
+  "--config=configs/sandbox.py --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
 }
 # Bodies of get_config, and texts that the error must contain.
 BODIES = {
@@ -34,9 +31,9 @@ BODIES = {
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "return Config(value=ValueConfig(prices=(0,)))": "file.py:other: ValueConfig.prices: Unexpected keyword argument",
-  "c = Config(); c.sft.update = 5; return c": f"Field update not found on dataclass SFTConfig; {FIELDS}",
-  "o = []; o.append(o); c = Config(); c.bopo.lam = o; return c": "contains itself",
-  "c = Config(); c.bopo = c; return c": "contains itself",
+  "c = Config(); c.sft.update = 5; return c": "Field update not found on dataclass SFTConfig; baar_jax/config.py",
+  "o = []; o.append(o); c = Config(); c.bopo.lam = o; return c": "contains itsel",
+  "c = Config(); c.bopo = c; return c": "contains itsel",
   "c = Config(); c.bopo.lam = DEEP; return c": "nested too deeply",
   "c = Config(); c.seed = type('X', (), {'__repr__': lambda x: 1 / 0})(); return c": "config.seed: Input",
   "return get_config(setting)": "file.py:other (RecursionError",
@@ -48,34 +45,11 @@ CASES = [(arguments, "", expected) for arguments, expected in WRONG.items()]
 CASES += [("--config=FILE:other", body, expected) for body, expected in BODIES.items()]
 
 
-def check(arguments, runs, capsys, expected):
-  """Run a command that must fail with exit code 2 and one line of error.
-
-  Args:
-    arguments: the command's arguments.
-    runs: the directory of its runs.
-    capsys: captures the output.
-    expected: texts that the line must contain, separated by " ... ".
-  """
-  command = ["main.py", *arguments[:1], f"--config.runs={runs}", *arguments[1:]]
-  try:
-    code = main.main(main.parse(command, flags.FlagValues()))
-  except SystemExit as end:
-    code = end.code
-  out, err = capsys.readouterr()
-  assert err.endswith("\n") and err[:-1].isprintable() and err.startswith("error: "), (
-    err
-  )
-  assert (
-    all(words in err for words in expected.split(" ... ")) and "sk-secret" not in err
-  )
-  assert (code, out) == (2, "")
-
-
 @pytest.mark.parametrize("arguments, body, expected", CASES)
 def test_a_mistake_is_one_line(
   arguments, body, expected, tmp_path, monkeypatch, capsys
 ):
+  """It ends the command with exit code 2; `expected` has parts of its line."""
   monkeypatch.chdir(ROOT)
   file = tmp_path / "file.py"
   file.write_text(
@@ -83,6 +57,14 @@ def test_a_mistake_is_one_line(
     "DEEP = reduce(lambda value, _: (value,), range(10**5), ())\n"
     f"def get_config(setting=''):\n  {body}\n"
   )
-  check(
-    arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, expected
-  )
+  first, *others = arguments.replace("FILE", str(file)).split()
+  command = ["main.py", first, f"--config.runs={tmp_path}/runs", *others]
+  try:
+    code = main.main(main.parse(command, flags.FlagValues()))
+  except SystemExit as end:
+    code = end.code
+  out, err = capsys.readouterr()
+  assert err.endswith("\n") and err[:-1].isprintable() and err.startswith("error: ")
+  assert all(words in err for words in expected.split(" ... "))
+  assert "sk-secret" not in err
+  assert (code, out) == (2, "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from absl import flags
+from errors_config import command
 
 import main
 from baar_jax.envs import table
@@ -42,15 +42,12 @@ def odd(tmp_path):
 
 
 def test_the_command_line_runs_the_example(tmp_path):
-  command = [
-    "main.py",
+  command(
+    tmp_path,
     f"--config={CORRIDOR}",
     *tiny.flags(tmp_path),
     "--stage=profile",
-  ]
-  assert (
-    main.main(main.parse([*command, "--config.env.max_steps=12"], flags.FlagValues()))
-    == 0
+    "--config.env.max_steps=12",
   )
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])
@@ -81,14 +78,20 @@ def test_prints_input_and_bugs_do_not_disturb_the_protocol(capfd, odd):
 def test_a_result_of_the_wrong_kind_is_named(odd):
   """The error is a ValueError of one line, so the episode is not tried again."""
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
-  wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "[]", "['t']"]}
-  wrong["tasks"] += ["[Task(b't', 'train', 'd', 9)]", "[Task('t', 'train', None, 9)]"]
-  wrong |= {
+  wrong = {
+    "reset": ["None", "b'a'", "('a', False)"],
+    "tasks": [
+      "None",
+      "[]",
+      "['t']",
+      "[Task(b't', 'train', 'd', 9)]",
+      "[Task('t', 'train', None, 9)]",
+    ],
     "step": ["None", "'ab'", "('a', None)", "('a', False, 1)"],
     "mistake": ["None", "7"],
     "score": ["None", "float('nan')", "-0.1", "1.5", "'1'"],
   }
-  for method, result in [(name, result) for name in wrong for result in wrong[name]]:
+  for method, result in ((name, result) for name in wrong for result in wrong[name]):
     with pytest.raises(
       ValueError, match=f"^Odd.{method}.* gave .*, but must give .*"
     ) as error:
@@ -122,12 +125,9 @@ def test_a_user_s_environment_has_options_and_a_metric(tmp_path):
   assert (
     table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
   )
-  for options, message in (
-    ({"rooms": "many"}, "rooms is 'many', but must be of type int"),
-    ({"rooms": True}, "rooms is True, but must be of type int"),
-    ({"rooms": 1.0}, "rooms is 1.0, but must be of type int"),
-  ):
-    config.env.options = options
-    with pytest.raises(ValueError, match=f"^--config.env.options.*{message}") as error:
+  for value in ("many", True, 1.0):
+    config.env.options = {"rooms": value}
+    message = f"^--config.env.options.rooms is {value!r}, but must be of type int"
+    with pytest.raises(ValueError, match=message) as error:
       main.validate(config)
     assert "\n" not in str(error.value)

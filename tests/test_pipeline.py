@@ -35,14 +35,14 @@ def start(runs, *flags, config="sandbox.py"):
   ]
   given = {flag.partition("=")[0] for flag in flags}
   command += [flag for flag in tiny.flags(runs) if flag.partition("=")[0] not in given]
-  options = {
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.PIPE,
-    "text": True,
-    "cwd": ROOT,
-  }
   return subprocess.Popen(
-    command, env=os.environ | QUICK, start_new_session=True, **options
+    command,
+    env=os.environ | QUICK,
+    start_new_session=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=ROOT,
   )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny import SIZES
 
 from baar_jax.envs import process
 from baar_jax.envs.base import EnvDied
@@ -18,7 +19,6 @@ from baar_jax.envs.process import Recall, open_envs
 from baar_jax.envs.sandbox.adapter import Sandbox
 
 ROOT = Path(__file__).parents[1]
-SIZES = {"train_tasks": 4, "dev_tasks": 4, "test_tasks": 4}
 
 
 def pid_of(env):
@@ -66,7 +66,7 @@ def test_slots_answer_in_threads_as_the_environment_itself(opened):
 
   def play(env, task):
     tape, done = [env.reset(task.id)], False
-    while not done and len(tape) < 12:
+    while not done:
       oracle, mistake = env.oracle(), env.mistake("lost", "key")
       _, done = answer = env.step(oracle.action if len(tape) % 3 else mistake)
       tape.append((oracle, mistake, answer, env.score()))
@@ -179,8 +179,9 @@ def test_no_process_outlives_its_parent(end, tmp_path):
   (tmp_path / "stuck.py").write_text(STUCK)
   (scratch := tmp_path / "scratch").mkdir()
   environ = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
-  settings = {"cwd": tmp_path, "env": environ, "stdout": subprocess.PIPE}
-  parent = subprocess.Popen([sys.executable, "-c", PARENT], **settings)
+  parent = subprocess.Popen(
+    [sys.executable, "-c", PARENT], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
+  )
   signal.signal(signal.SIGINT, before)
   processes = family(int(parent.stdout.readline()))
   assert len(processes) == 2

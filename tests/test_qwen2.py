@@ -11,19 +11,18 @@ from flax import nnx
 from baar_jax.router import qwen2
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 
-SIZES = {
-  "vocab_size": 11,
-  "hidden_size": 16,
-  "intermediate_size": 12,
-  "num_hidden_layers": 2,
-}
-HEADS = {
-  "num_attention_heads": 4,
-  "num_key_value_heads": 2,
-  "head_dim": 4,
-  "rope_theta": 100.0,
-}
-CONFIG = Qwen2Config(**SIZES, **HEADS, rms_norm_eps=1e-3, tie_word_embeddings=True)
+CONFIG = Qwen2Config(
+  vocab_size=11,
+  hidden_size=16,
+  intermediate_size=12,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=4,
+  rope_theta=100.0,
+  rms_norm_eps=1e-3,
+  tie_word_embeddings=True,
+)
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
 
 

@@ -30,9 +30,10 @@ def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
 
-  counts = {"samples": 3, "steps": 2, "repeats": 1}
-  plans = tuple(
-    SamplePlan(kind, count, all_tasks=True) for kind, count in counts.items()
+  plans = (
+    SamplePlan("samples", 3, all_tasks=True),
+    SamplePlan("steps", 2, all_tasks=True),
+    SamplePlan("repeats", 1, all_tasks=True),
   )
   config = Config(references=ReferencesConfig(samples=3, plans=plans))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
@@ -40,24 +41,22 @@ def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
   run.training = lambda: RouterFiles(tmp_path, config, mesh=None)
   train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  together = [
-    ("h1", k) for k in (4001, 4002, 4003)
-  ]  # the value heads learn from training tasks only
-  explored = [
-    ("e", k) for k in range(4001, 4007)
-  ]  # an easy task has all plans: 3 + 2 + 1 samples
-  names = ["stratified(samples=3)", "exploration-all(samples=3,steps=2,repeats=1)"]
-  names.append("exploration(steps=2,repeats=1)")
-  assert [policy.spec.key for policy in policies] == names
-  expected = [
+  assert [policy.spec.key for policy in policies] == [
+    "stratified(samples=3)",
+    "exploration-all(samples=3,steps=2,repeats=1)",
+    "exploration(steps=2,repeats=1)",
+  ]
+  assert events == [
+    "profile",
     "stratified samples",
     *jobs,
     "samples of other tasks",
-    *explored,
+    # An easy task has all plans: 3 + 2 + 1 samples.
+    *[("e", k) for k in range(4001, 4007)],
+    # The value heads learn from training tasks only.
     "samples of hard tasks",
-    *together,
+    *[("h1", k) for k in range(4001, 4004)],
   ]
-  assert events == ["profile", *expected]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert (

@@ -107,12 +107,14 @@ def test_privileged_chooses_the_largest_gain(small_loss, known_share, mu, model)
   if mu in (13, 15):
     prospects = *prospects, Prospect(0.05, 0.8, 0.04)
   agents = [
-    SimpleNamespace(prospect=lambda _, step, p=p: p, taken=p) for p in prospects
+    SimpleNamespace(
+      prospect=lambda *_, prospect=prospect: prospect,
+      reply=lambda *_, number=number: number,
+    )
+    for number, prospect in enumerate(prospects)
   ]
   purse = Purse(CallBudget(None), DollarBudget(None))
   turn = Turn(live(models=len(agents)), agents, [], purse)
-  for number, player in enumerate(agents):
-    player.reply = lambda messages, step, number=number: number
   with pytest.raises(StopIteration) as end:
     next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(turn))
   assert end.value.value == turn.step.model == model

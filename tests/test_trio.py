@@ -28,12 +28,12 @@ from configs import sciworld
 def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   """Each model has a decision token. A cascade's scorer reads which model proposes."""
   train_tokenizer(["task: find the plant"], 340, tmp_path, models=3)
-  sizes = {"action_tokens": 40, "result_tokens": 40, "max_tokens": 2000}
-  config = dataclasses.replace(router_config, **sizes)
-  paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
-  view, scorer = (
-    View(config, tmp_path, proposing, models=3) for proposing in (False, True)
+  config = dataclasses.replace(
+    router_config, action_tokens=40, result_tokens=40, max_tokens=2000
   )
+  paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
+  view = View(config, tmp_path, models=3)
+  scorer = View(config, tmp_path, proposing=True, models=3)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
@@ -172,15 +172,15 @@ def test_two_of_the_three_models_err_as_among_all_three(setting, make_task, tmp_
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
-  rivals = "'zero-shot','cascade','single-turn','cache-sticky','one-escalation'"
   flags = [
-    f"--config.baselines.rivals=({rivals},'stage-rule')",
+    "--config.baselines.rivals=('zero-shot','cascade','single-turn','cache-sticky','one-escalation','stage-rule')",
     "--config.evaluate.shares=(0.4,)",
   ]
   finish(start(tmp_path, *flags, config="sandbox.py:trio"))
-  expected = {"always(rank=2)", "stage-rule(patience=3)"}
-  expected |= {
-    f"{name}(update=20,cost_weight=0.5,K=1)"
-    for name in ("cache-sticky", "one-escalation")
+  expected = {
+    "always(rank=2)",
+    "stage-rule(patience=3)",
+    "cache-sticky(update=20,cost_weight=0.5,K=1)",
+    "one-escalation(update=20,cost_weight=0.5,K=1)",
   }
   assert expected <= {row["policy"] for row in results(tmp_path)["dev"]}
