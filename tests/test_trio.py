@@ -33,7 +33,7 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   )
   paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
   view = View(config, tmp_path, models=3)
-  scorer = View(config, tmp_path, proposing=True, models=3)
+  scorer = View(config, tmp_path, True, models=3)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
