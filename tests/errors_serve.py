@@ -337,8 +337,8 @@ CASES = [
     serve_a_router_of_three,
   ),
   (
-    "TMP/quickstart has no trained router. Set --config.serve.router to the directory of a "
-    "run that has one, or set --config.serve.policy=small.",
+    "TMP/quickstart has no trained router. Set --config.serve.router to the directory "
+    "of a run that has one, or set --config.serve.policy=small.",
     command,
     "--stage=serve",
   ),

@@ -1,8 +1,9 @@
 """Every error that a user can see: its message, and the case that produces it.
 
 Each tests/errors_*.py has CASES: rows of a message ("..." is any text), a function that
-raises it in an empty directory, and the function's other arguments. Together they pass every statement of the product
-that writes an error, but for UNSEEN: errors that no user sees, with the reason.
+raises it in an empty directory, and the function's other arguments. Together they pass
+every statement of the product that writes an error, but for UNSEEN: errors that no user
+sees, with the reason.
 """
 
 import ast

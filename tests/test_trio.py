@@ -173,7 +173,8 @@ def test_two_of_the_three_models_err_as_among_all_three(setting, make_task, tmp_
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
   flags = [
-    "--config.baselines.rivals=('zero-shot','cascade','single-turn','cache-sticky','one-escalation','stage-rule')",
+    "--config.baselines.rivals=('zero-shot','cascade','single-turn','cache-sticky',"
+    "'one-escalation','stage-rule')",
     "--config.evaluate.shares=(0.4,)",
   ]
   finish(start(tmp_path, *flags, config="sandbox.py:trio"))
