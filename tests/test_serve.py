@@ -24,11 +24,12 @@ from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.wire import ToolCall, Turn
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
-from baar_jax.serve.request import ClientKey
+from baar_jax.serve.request import ClientKey, hash_turn
 from baar_jax.stages.serve import build, make_protocol, open_policies
 
 # Dollars per million tokens: input, cached input, output.
@@ -208,6 +209,18 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
       messages += [{"role": "assistant", "content": f" {text}\n"}, *ASK]
   assert [len({*names}) for names in ids] == [1, 1, 1]
   assert len({names[0] for names in ids}) == 3
+  # Two tasks begin with an example that is equal to their first reply.
+  example = [*examples, {"role": "user", "content": "hi"}]
+  example[1] = {"role": "assistant", "content": REPLY}
+  names = []
+  upstream.answer = lambda request: REPLY
+  for task in ("a", "b"):
+    messages = [*examples, *example, {"role": "user", "content": task}]
+    answer = client.post(
+      "/v1/chat/completions", {"model": "baar", "messages": messages}
+    )
+    names.append(answer.headers["x-baar-conversation"])
+  assert names[0] != names[1]
   # Calls of two equal tasks arrive before either is made.
   upstream.answer = lambda request: REPLY
   for _ in range(2):
@@ -216,6 +229,12 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   receive = client.http.app.desk.receive
   twins = [receive(ClientKey(), FORM, {}, body | {"user": name}) for name in "ab"]
   assert len({call.conversation.id for call in twins}) == 2
+
+
+def test_replies_are_recognised_without_their_reasoning():
+  given = Turn("assistant", "<think>a\nb</think> go", (ToolCall("look", ""),))
+  sent_back = Turn("assistant", "go", (ToolCall("look", "{}"),))
+  assert hash_turn(given) == hash_turn(sent_back)
 
 
 def test_agents_of_one_session_draw_on_one_purse(client):
@@ -271,7 +290,8 @@ def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):
   path = "/v1/sessions/s"
   assert client.http.patch(path, json={"max_usd": 1}).json()["usd_limit"] == 1
   assert client.http.patch(path, json={"max_usd": None}).json()["left_usd"] is None
-  assert client.http.patch(path, json={"max_usd": -1}).status_code == 400
+  for wrong in ({"max_usd": -1}, {"usd_limit": 1}):
+    assert client.http.patch(path, json=wrong).status_code == 400
   client.chat("new")
   client.http.patch("/v1/sessions/new", json={"max_usd": 1})
   turn = [{"role": "assistant", "content": REPLY}, *ASK]
@@ -638,7 +658,8 @@ def test_a_session_goes_on_after_a_models_error(
 ):
   monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
   upstream.fault = lambda number, request: fault
-  reply = client.chat(stream=fault == "no choice")
+  final = {"x-baar-session-final": "true"}
+  reply = client.chat(headers=final, stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
   # Two attempts that may be billed count at their worst case.
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
@@ -649,6 +670,7 @@ def test_a_session_goes_on_after_a_models_error(
     lambda request: "half a pair: \ud83d",
   )
   assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
+  assert len(client.conversations()) == 1
 
 
 def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):
@@ -737,7 +759,8 @@ def test_keys_part_the_clients(tmp_path, upstream):
     path = "/v1/sessions/s0"
     patch = functools.partial(client.http.patch, path, json={"max_large_calls": 1})
     assert [patch(headers=key).status_code for key in (bob, root)] == [403, 200]
-    assert client.http.get("/v1/sessions/s1", headers=bob).status_code == 404
+    bearer = {"authorization": "bearer b"}
+    assert client.http.get("/v1/sessions/s1", headers=bearer).status_code == 404
     ann_s = client.http.get(f"{path}?client=ann", headers=root).json()
     assert (ann_s["client"], ann_s["call_limit"]) == ("ann", None)
     assert get().status_code == 401

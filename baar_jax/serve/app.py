@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 import prometheus_client as prometheus
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from baar_jax.config import Dollars
 from baar_jax.llms import chat_completions, messages, responses
 from baar_jax.llms.client import FORMS, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
@@ -32,11 +34,11 @@ from baar_jax.serve.exchange import Exchange
 from baar_jax.serve.request import (
   EXHAUSTED,
   PASSED_HEADERS,
-  Caps,
   ClientKey,
   ListQuery,
   Refusal,
   SessionScore,
+  StrictRecord,
   read_body,
   read_headers,
   write_event,
@@ -49,6 +51,14 @@ EVENT_STREAM = "text/event-stream"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 TEMPLATE_DIRS = (Path(__file__).parent, Path(__file__).parents[1] / "report")
+
+
+class Caps(StrictRecord):
+  """New caps of a session; null removes a cap."""
+
+  model_config = {"strict": True, "extra": "forbid"}
+  max_usd: Dollars | None
+  max_large_calls: int | None = Field(ge=0, le=10**9)
 
 
 class App(Starlette):
@@ -177,7 +187,7 @@ class App(Starlette):
     if not self._keys:
       return ClientKey(operator=True)
     for name in ("authorization", "x-api-key"):
-      sent = request.headers.get(name, "").removeprefix("Bearer ")
+      sent = re.sub("^bearer ", "", request.headers.get(name, ""), flags=re.IGNORECASE)
       digest = hashlib.sha256(sent.encode()).hexdigest()
       for key in self._keys:
         if hmac.compare_digest(digest, key.sha256):

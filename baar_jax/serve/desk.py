@@ -219,14 +219,18 @@ class Desk:
     if purse and not candidates and not fields.conversation:
       is_unnamed = "purse = ? AND name = '' AND changed_s > ?"
       for found in self._sessions.list_conversations(is_unnamed, purse.id, since_s):
-        last_place = max((record.place for record in found.records), default=-1)
-        if found.state.opening == history.opening and last_place < place:
+        if found.state.opening == history.opening and found.last_place < place:
           candidates.append(found)
     best = None
     best_rank = ()
     for found in candidates:
       state = found.state
       if selected != SelectedPolicy(state.rule, state.cost_weight):
+        continue
+      # A new task may begin with examples that are equal to replies of another one.
+      own = {atom for record in found.records for atom in record.atoms}
+      is_longer = found.last_place < place or own >= {*atoms}
+      if not (is_longer or fields.conversation):
         continue
       rank = (
         found.has_replies(atoms, found.records),

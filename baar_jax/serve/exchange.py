@@ -267,7 +267,7 @@ class Exchange:
       if delivery.is_repeatable:
         delivery.call = None
       delivery.finish()
-    if is_final and call.conversation:
+    if is_final and call.conversation and delivery.is_repeatable:
       await self._end(call.conversation)
 
   async def decide(self, call: ClientCall) -> RoutedCall:

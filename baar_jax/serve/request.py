@@ -98,6 +98,8 @@ PARENT_NAME = "x-parent-session-id"
 ID_IN_TEXT = re.compile(r"session_(?:id\W+)?([\w-]{8,})")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
+# Reasoning that some models write into their text.
+REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 # Texts that Codex and Claude Code put before the task of the user.
 SURROUNDINGS = re.compile(
   r"<(environment_context|system-reminder|user_instructions)>.*?</\1>", re.DOTALL
@@ -276,13 +278,6 @@ class SessionScore(StrictRecord):
   score: Share
   task: Id | None = None
   conversation: int | None = Field(None, ge=1, lt=2**63)
-
-
-class Caps(StrictRecord):
-  """New caps of a session; null removes a cap."""
-
-  max_usd: Dollars | None = None
-  max_large_calls: int | None = Field(None, ge=0, le=10**9)
 
 
 class ListQuery(StrictRecord):
@@ -464,14 +459,16 @@ def write_action(turn: Turn) -> str:
 def hash_turn(turn: Turn) -> list[str]:
   """Hash a reply's text and each of its tool calls, without ids and layout.
 
-  A client may send a reply back with other spaces, or in several messages.
+  A client may send a reply back with other spaces, without its reasoning, or in several
+  messages.
   """
   atoms = []
-  text = " ".join(turn.text.split())
+  text = " ".join(REASONING.sub("", turn.text).split())
   if text:
     atoms.append(hash_text(text))
   for call in turn.calls:
-    arguments = read_json(call.arguments) or call.arguments
+    # No arguments are "" or "{}".
+    arguments = read_json(call.arguments) or call.arguments.strip("{} ")
     atoms.append(hash_text(json.dumps([call.name, arguments], sort_keys=True)))
   return atoms
 

@@ -120,6 +120,11 @@ class Conversation:
     return [record.step for record in self.records]
 
   @property
+  def last_place(self) -> int:
+    """Return the number of actions before the last reply; -1 without a reply."""
+    return max((record.place for record in self.records), default=-1)
+
+  @property
   def caches(self) -> dict[int, Cache]:
     """Return what each model's prompt cache may hold, by model index."""
     return {record.step.model: record.cache for record in self.records if record.cache}
