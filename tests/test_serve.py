@@ -811,12 +811,13 @@ def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
 
 
 def test_other_routes_of_the_forms(tmp_path, upstream):
-  models = {"forms": ("chat/completions messages", "messages")}
+  models = {"forms": ("chat/completions", "messages")}
   with Client(tmp_path, upstream, models=models) as client:
     body = {"model": "claude-x", "messages": ASK, "max_tokens": 9}
     version = {"anthropic-version": "2026-10-21", "anthropic-beta": "b"}
     count = client.post("/v1/messages/count_tokens?beta=true", body, version)
     assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]
+    assert upstream.seen[-1]["model"] == "large"
     assert client.post("/v1/messages?beta=true", body, version).status_code == 200
     assert upstream.headers[-1].items() >= version.items()
     assert upstream.paths[-1] == "/v1/messages?beta=true"

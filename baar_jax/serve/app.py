@@ -239,9 +239,12 @@ class App(Starlette):
     return Response(content, headers=own_headers, media_type="application/json")
 
   async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
-    """Pass a request for a count of tokens on to SMALL. It costs nothing."""
+    """Pass a request for a count of tokens on to a model. It costs nothing."""
     body = await self._read(request)
-    upstream = self.exchange.upstreams[0]
+    # The cheapest model that offers the form, else SMALL, whose error tells the reason.
+    upstreams = self.exchange.upstreams
+    offering = (found for found in upstreams if found.offers(messages.FORM))
+    upstream = next(offering, upstreams[0])
     answer = await upstream.send(
       messages.FORM,
       body | {"model": upstream.name},

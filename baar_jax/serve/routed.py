@@ -156,8 +156,7 @@ class Budgets:
     """
     offering = set()
     for index, upstream in enumerate(self.upstreams):
-      forms = upstream.endpoint.forms.split()
-      if not forms or call.form.path in forms:
+      if upstream.offers(call.form):
         offering.add(index)
     if not offering:
       raise Refusal(

@@ -305,6 +305,11 @@ class Upstream(Client):
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
 
+  def offers(self, form: WireForm) -> bool:
+    """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
+    forms = self.endpoint.forms.split()
+    return not forms or form.path in forms
+
   def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
     """Write a call's request to this model, and bound its tokens and dollars.
 
