@@ -21,6 +21,7 @@ from baar_jax.llms.chat_completions import FORM
 from baar_jax.llms.client import FORMS, Outcome, ask
 from baar_jax.llms.usage import read_usage
 from baar_jax.llms.wire import FAILED
+from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
@@ -103,6 +104,14 @@ def decide_beside_another_call(app: App) -> None:
   call = receive(app)
   app.exchange.sessions.begin(call.purse, None, Step("", 0, ""), 1.0)
   asyncio.run(app.exchange.decide(call))
+
+
+def decide_beside_another_session(app: App) -> None:
+  sessions = app.exchange.sessions
+  sessions._run_budget = DollarBudget(1.0)
+  other = sessions.open_purse("", "other", Cap())
+  sessions.begin(other, None, Step("", 0, ""), 1.0)
+  decide(app)
 
 
 def score_while_deciding(app: App) -> None:
@@ -320,6 +329,11 @@ CASES = [
   (
     "The calls of session s in flight reserve its whole cap. Send the call again.",
     use_app(decide_beside_another_call, max_usd=1.0, models={"timeout_s": 0.01}),
+  ),
+  (
+    "The calls of other sessions in flight reserve what is left of a cap. Send the "
+    "call again.",
+    use_app(decide_beside_another_session),
   ),
   (
     "No model of this server offers chat/completions. Use another form "

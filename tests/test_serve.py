@@ -29,6 +29,7 @@ from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
+from baar_jax.serve.exchange import Delivery
 from baar_jax.serve.request import ClientKey, hash_turn
 from baar_jax.stages.serve import build, make_protocol, open_policies
 
@@ -277,6 +278,21 @@ def test_a_retry_gets_the_answer_that_is_being_made(client, upstream):
   assert post(body, again).headers["x-baar-session-id"] in ids
   assert len(upstream.seen) == 3
   assert post(body).headers["x-baar-session-id"] not in ids
+
+
+def test_a_client_that_leaves_at_the_end_of_a_reply_has_it():
+  async def leave(events):
+    delivery = Delivery(None)
+    for event in (*events, b"data: [DONE]"):
+      await delivery.add(event, 0)
+    reading = delivery.follow()
+    for _ in events:
+      await anext(reading)
+    await reading.aclose()
+    return delivery.is_dropped
+
+  assert asyncio.run(leave([b'data: {"finish_reason": null}']))
+  assert not asyncio.run(leave([b'data: {"finish_reason": "stop"}']))
 
 
 def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):

@@ -23,6 +23,7 @@ from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.request import (
+  END,
   CallFields,
   Refusal,
   SessionScore,
@@ -119,7 +120,9 @@ class Delivery:
     finally:
       self.readers -= 1
       self._wake()
-      self.is_dropped |= sent < len(self.blocks) or not self.is_done
+      # Some clients leave at the reply's end, before the last events.
+      if not any(map(END.search, self.blocks[:sent])):
+        self.is_dropped |= sent < len(self.blocks) or not self.is_done
 
 
 class Exchange:

@@ -100,6 +100,8 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
 # Reasoning that some models write into their text.
 REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
+# The event that ends a reply, in chat completions and Messages.
+END = re.compile(rb'"(finish|stop)_reason": ?"')
 # Texts that Codex and Claude Code put before the task of the user.
 SURROUNDINGS = re.compile(
   r"<(environment_context|system-reminder|user_instructions)>.*?</\1>", re.DOTALL

@@ -126,16 +126,34 @@ class Budgets:
           "Send the call again.",
           RESERVED,
         ) from None
-    spent_usd = purse.dollars.settled_usd
     needed_usd = min(
       call.prepared[model].offer(0.0).worst_case_usd for model in offering
     )
+    raise self._refuse(call, needed_usd)
+
+  def _refuse(self, call: ClientCall, needed_usd: float) -> Refusal:
+    """Make the refusal of a call that fits no budget.
+
+    Args:
+      needed_usd: the least worst case of the call in US dollars.
+    """
+    purse = call.purse
+    if purse.dollars.allows(needed_usd) and self.sessions.is_reserved(
+      purse, needed_usd
+    ):
+      return Refusal(
+        503,
+        "The calls of other sessions in flight reserve what is left of a cap. "
+        "Send the call again.",
+        RESERVED,
+      )
+    spent_usd = purse.dollars.settled_usd
     cap = (
       "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
     )
     purse.refusals += call.conversation is not None
     status = 429 if self.config.exhausted == "429" else 402
-    raise Refusal(
+    return Refusal(
       status if purse.refusals < 2 else call.form.last_status,
       f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
       f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "

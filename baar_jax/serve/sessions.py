@@ -197,10 +197,8 @@ class Sessions:
     self._db = open_calls(path)
     self._run_budget = run_budget
     self._usd_per_day = usd_per_day or {}
-    # The newest day of each client, and its budget.
-    self._days: dict[str, tuple[int, DollarBudget]] = {}
-    # Purses and conversations that a call in progress is using. All others are read
-    # from disk when they are needed.
+    self._days: dict[str, tuple[int, DollarBudget]] = {}  # each client's newest
+    # Those that a call in progress is using. All others are read from disk.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
     self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
@@ -384,6 +382,17 @@ class Sessions:
       budgets.append(self._days[purse.client][1])
     return budgets
 
+  def is_reserved(self, purse: Purse, usd: float) -> bool:
+    """Tell whether nothing but reservations keeps a call from the run's and day's caps.
+
+    Args:
+      purse: the purse that pays.
+      usd: the worst case of the call in US dollars.
+    """
+    shared = self._budgets(purse)[1:]
+    rooms = [budget.limit_usd - budget.settled_usd for budget in shared]
+    return not all(budget.allows(usd) for budget in shared) and usd <= min(rooms)
+
   def room_usd(self, purse: Purse, keep_usd: float) -> float:
     """Return the dollars that a call may cost now.
 
@@ -404,12 +413,11 @@ class Sessions:
       worst_case_usd_A: the worst case of the call at each model.
       keep_usd: the US dollars that the call must leave of the purse's cap.
     """
-    budgets = self._budgets(purse)
     models = []
     for model, usd in enumerate(worst_case_usd_A):
       is_affordable = model == SMALL or purse.remaining_caps.calls != 0
       is_affordable &= purse.dollars.allows(usd + keep_usd)
-      is_affordable &= all(budget.allows(usd) for budget in budgets)
+      is_affordable &= all(budget.allows(usd) for budget in self._budgets(purse))
       if is_affordable:
         models.append(model)
     return models
