@@ -215,8 +215,7 @@ class Exchange:
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if self._deliveries[old_place].is_done:
         del self._deliveries[old_place]
-    is_final = headers.get("x-baar-session-final") == "true"
-    self.start(self._make(delivery, is_final))
+    self.start(self._make(delivery, headers.get("x-baar-session-final") == "true"))
     return delivery
 
   def start(self, work: Coroutine) -> None:
