@@ -121,8 +121,8 @@ class Delivery:
       self.readers -= 1
       self._wake()
       # Some clients leave at the reply's end, before the last events.
-      if not any(map(END.search, self.blocks[:sent])):
-        self.is_dropped |= sent < len(self.blocks) or not self.is_done
+      is_cut = sent < len(self.blocks) or not self.is_done
+      self.is_dropped |= is_cut and not any(map(END.search, self.blocks[:sent]))
 
 
 class Exchange:

@@ -197,8 +197,10 @@ class Sessions:
     self._db = open_calls(path)
     self._run_budget = run_budget
     self._usd_per_day = usd_per_day or {}
-    self._days: dict[str, tuple[int, DollarBudget]] = {}  # each client's newest
-    # Those that a call in progress is using. All others are read from disk.
+    # The newest day of each client, and its budget.
+    self._days: dict[str, tuple[int, DollarBudget]] = {}
+    # Purses and conversations that a call in progress is using. All others are read
+    # from disk when they are needed.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
     self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
@@ -323,9 +325,8 @@ class Sessions:
     conversation = self._conversations.get(id_)
     if conversation is None:
       (own_purse,) = self.list_purses("id = ?", purse)
-      conversation = Conversation(
-        id_, own_purse, name, STATE.validate_json(state), *rest
-      )
+      read_state = STATE.validate_json(state)
+      conversation = Conversation(id_, own_purse, name, read_state, *rest)
       select = (
         "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
         "ORDER BY id"
@@ -357,9 +358,8 @@ class Sessions:
       "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
     )
     matches = []
-    for id_, _ in self.read(
-      select, *newest, client, purse and purse.id, since_s, MOST_MATCHES
-    ):
+    values = (*newest, client, purse and purse.id, since_s, MOST_MATCHES)
+    for id_, _ in self.read(select, *values):
       matches += self.list_conversations("id = ?", id_)
     return matches
 
@@ -413,11 +413,12 @@ class Sessions:
       worst_case_usd_A: the worst case of the call at each model.
       keep_usd: the US dollars that the call must leave of the purse's cap.
     """
+    budgets = self._budgets(purse)
     models = []
     for model, usd in enumerate(worst_case_usd_A):
       is_affordable = model == SMALL or purse.remaining_caps.calls != 0
       is_affordable &= purse.dollars.allows(usd + keep_usd)
-      is_affordable &= all(budget.allows(usd) for budget in self._budgets(purse))
+      is_affordable &= all(budget.allows(usd) for budget in budgets)
       if is_affordable:
         models.append(model)
     return models

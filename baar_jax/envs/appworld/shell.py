@@ -88,7 +88,7 @@ getgroups getpgrp select pselect6 poll ppoll
 # Commands of fcntl and ioctl: those that copy a file descriptor, or read or set its
 # flags, or ask whether it is a terminal. Others can send signals to other processes.
 # Advice of madvise: what concerns the shell's own memory. Others can take memory from
-# the machine. The last two: no process but the shell, and no special messages.
+# the machine. Processors are those of the shell only, and messages have no flags.
 PERMITTED_VALUES = {
   ("fcntl", 1): (0, 1, 2, 3, 4, 1030),
   ("ioctl", 1): (0x5401, 0x541B, 0x5421, 0x5450, 0x5451),
@@ -168,8 +168,7 @@ class Shell:
 
   def _ask(self, message: dict) -> dict:
     """Send a message to the shell and return its answer."""
-    _send(self._stream, message)
-    line = self._stream.readline(self._left_bytes)
+    line = _ask(self._stream, message, self._left_bytes)
     self._left_bytes -= len(line)
     return json.loads(line)
 
@@ -198,10 +197,15 @@ def warn_of_walls() -> str:
   return f"{' and '.join(lacks)} missing: agents' code is not confined by the kernel"
 
 
-def _send(stream: BinaryIO, message: dict) -> None:
-  """Send a message as a line of JSON."""
+def _ask(stream: BinaryIO, message: dict, most_bytes: int = -1) -> bytes:
+  """Send a message as a line of JSON and return the line of the answer.
+
+  Args:
+    most_bytes: where to cut the line; -1 does not cut it.
+  """
   stream.write(json.dumps(message, default=str).encode() + b"\n")
   stream.flush()
+  return stream.readline(most_bytes)
 
 
 def _fork_shells(world: Any, control: socket.socket) -> None:
@@ -257,14 +261,12 @@ def _leave_shared_files() -> None:
   replace.restype = ctypes.c_void_p
   for line in Path("/proc/self/maps").read_text().splitlines():
     span, rights, *_ = line.split()
-    first, end = (int(address, 16) for address in span.split("-"))
-    place = ctypes.c_void_p(first)
-    size = ctypes.c_size_t(end - first)
-    no_offset = ctypes.c_long(0)
-    if rights[3] == "s" and first != replace(
-      place, size, 0, EMPTY_MEMORY, -1, no_offset
-    ):
-      raise OSError("the kernel does not replace shared memory")
+    if rights[3] == "s":
+      first, end = (int(address, 16) for address in span.split("-"))
+      place = ctypes.c_void_p(first)
+      size = ctypes.c_size_t(end - first)
+      if replace(place, size, 0, EMPTY_MEMORY, -1, ctypes.c_long(0)) != first:
+        raise OSError("the kernel does not replace shared memory")
 
 
 def _open_seccomp() -> ModuleType | None:
@@ -293,8 +295,7 @@ def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
       call = {"app": _app_name, "api": _api_name, "arguments": arguments}
-      _send(stream, call)
-      answer = json.loads(stream.readline())
+      answer = json.loads(_ask(stream, call))
     finally:
       signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     if "error" in answer:
@@ -314,8 +315,7 @@ def _run_shell(world: Any, now: datetime, seccomp: ModuleType | None) -> None:
     except BaseException as error:  # The agent's code may raise any error.
       world.safety_guard.disable()
       output = f"{FAILED}{type(error).__name__}: {error}"
-    _send(stream, {"output": output})
-    message = json.loads(stream.readline())
+    message = json.loads(_ask(stream, {"output": output}))
 
 
 def _give_up_rights(seccomp: ModuleType | None) -> None:
