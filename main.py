@@ -43,11 +43,14 @@ from pydantic import TypeAdapter, ValidationError
 from baar_jax.config import Config, require
 from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
+from baar_jax.rivals import families
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
-from baar_jax.train import families
+from baar_jax.stages import evaluate, plan, train
+from baar_serve import __main__ as serve
+from baar_serve import traces as import_traces
 from configs import quickstart
+from tools import bench
 
 STAGES = {
   "setup": train.setup,

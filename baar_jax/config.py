@@ -19,7 +19,7 @@ MARKUP_TOKENS = {"transcript": 80, "paper": 160}
 VANILLA_BATCHES = 3  # Most rollout batches of vanilla RL, for each of BoPO's.
 SEEDS = 1000  # Seeds that each purpose of an episode has; see rollout/specs.py.
 ROLLOUT_RANGE = 1_000_000  # Seeds for the rollouts of one training seed.
-MAX_COST_WEIGHT = 2.0  # The largest one of value heads; see router/head.py.
+MAX_COST_WEIGHT = 2.0  # The largest one of value heads; see conditioned/heads.py.
 CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 # Addresses with users, passwords or queries are refused: they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
@@ -341,7 +341,7 @@ class ValueConfig:
     updates: Number of gradient steps of every head; 0 trains no budget-conditioned
       router.
     inputs: What the heads read of a step: the hidden state of the frozen trunk; facts,
-      offers and words of router/facts.py. The order plays no part. Without the hidden
+      offers and words of router/inputs.py. The order plays no part. Without the hidden
       state, decisions need no transformer.
     cost_weights: Cost weights with which the router is evaluated on dev: the units of
       score that one normalised dollar costs.
@@ -479,7 +479,7 @@ class BaselinesConfig:
   """Configure the rivals and ablations that are evaluated beside BoPO.
 
   Attributes:
-    rivals: Names of rivals from train/families.py, such as "cascade".
+    rivals: Names of rivals from rivals/families.py, such as "cascade".
     ablations: Names of ablations. Each ablation is BoPO without one part.
     compared_lam: The value of bopo.lam for which ablations are trained and compared
       with BoPO; None takes the first of bopo.lam.

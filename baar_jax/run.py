@@ -24,17 +24,17 @@ from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
-from baar_jax.llms.calls import Calls, read_spent
+from baar_jax.learn.checkpoint import Training
+from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import endpoints, prices_of
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.jobs import BOUNDARIES, label_family
 from baar_jax.rollout.loop import Failure, Pair, run_episodes
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.store import RESTORE, Store, read_config
-from baar_jax.train.checkpoint import Training
-from baar_jax.train.jobs import BOUNDARIES, label_family
 
 # Fields of the configuration that may change between the stages of one run. A changed
 # field leaves stored results valid. It changes later trainings at most by the rounding

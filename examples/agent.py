@@ -40,9 +40,9 @@ from baar_jax.llms.chat_completions import (
   parse_action,
 )
 from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.paper.references import load_profiles
 from baar_jax.rollout.budget import unlimited  # The endpoint checks the caps.
 from baar_jax.store import Store
-from baar_jax.train.dataset import load_profiles
 from configs import quickstart
 
 # Ports of the endpoint, and of the server with the scripted models.

@@ -16,7 +16,7 @@ from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
 from baar_jax.envs.sandbox.adapter import Rules
 from baar_jax.envs.scienceworld import engine as scienceworld
-from baar_jax.rollout.optimum import Exact
+from baar_jax.rivals.optimum import Exact
 
 FILE = """
 import dataclasses, os

@@ -14,14 +14,14 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task, Usage
 from baar_jax.llms import wire
-from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.chat import ChatPair
 from baar_jax.llms.chat_completions import NoAnswer
+from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import Price, cost_usd
-from baar_jax.llms.responses import Items
 from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import CallBudget, DollarBudget, reserve, unlimited
 from baar_jax.rollout.loop import run_episodes
+from baar_serve.forms.responses import Items
 
 TASK = Task("t1", "train", "Do it.", 10)
 

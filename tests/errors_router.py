@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest import mock
 from unittest.mock import Mock
 
-import hf
 import numpy as np
 from safetensors.numpy import save_file
 from test_gguf import write_gguf
@@ -23,6 +22,7 @@ from baar_jax.router.weights import (
   read_config,
   write_directory,
 )
+from tools import qwen2_checkpoint as hf
 
 SHAPE = hf.SHAPES["grouped"]
 NORM = "model.norm.weight"

@@ -20,11 +20,11 @@ from baar_jax.episode import Task
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import load_split
+from baar_jax.rollout import jobs
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import evaluate
 from baar_jax.store import VERSION, Store, read_config, read_run, require_file
-from baar_jax.train import jobs
 
 
 @contextlib.contextmanager

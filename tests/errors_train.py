@@ -11,17 +11,20 @@ import tiny
 from errors_config import command
 from test_checkpoint import restore, save, state
 
+from baar_jax.conditioned import fit as values
 from baar_jax.config import Config
 from baar_jax.episode import Task
-from baar_jax.rollout.specs import PolicySpec
-from baar_jax.store import Store
-from baar_jax.train import dataset, losses, rewards, rollouts, values
-from baar_jax.train.checkpoint import (
+from baar_jax.learn.checkpoint import (
   Checkpoints,
   RouterFiles,
   check_metrics,
   load_router,
 )
+from baar_jax.paper import bopo as rollouts
+from baar_jax.paper import losses, rewards
+from baar_jax.paper import references as dataset
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.store import Store
 
 CHECKPOINT = (
   "cannot read checkpoint TMP/sft/1 ({}): remove this directory and run the same command"

@@ -11,11 +11,11 @@ from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.report.page import compute_results
 from baar_jax.report.table import Results
+from baar_jax.rivals.families import FAMILIES
+from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import Store
-from baar_jax.train.families import FAMILIES
-from baar_jax.train.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 
 
 class Played(NamedTuple):

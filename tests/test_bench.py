@@ -7,7 +7,7 @@ import math
 import tiny
 
 from baar_jax.run import Run
-from baar_jax.stages import bench
+from tools import bench
 
 FIGURES = [setting.name for setting in bench.SETTINGS]
 FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s"]

@@ -13,9 +13,9 @@ from standin import FAULTS, StandIn
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
-from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
 from baar_jax.llms.chat_completions import NoAnswer
+from baar_jax.llms.ledger import Calls, Spent, read_spent
 from baar_jax.rollout.budget import (
   BudgetSpent,
   CapReached,
@@ -146,7 +146,7 @@ def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
   problem = r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
   with pytest.raises(NoAnswer, match=problem):
     ask(connect(retries=1, base_urls=DEAD))
-  monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
+  monkeypatch.setattr("baar_serve.client.CONNECT_S", 0.2)
   # This server never agrees on encryption.
   with socket.create_server(("127.0.0.1", 0)) as silent:
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"

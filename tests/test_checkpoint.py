@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.learn.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}

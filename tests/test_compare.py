@@ -22,9 +22,9 @@ from tiny import episode
 from baar_jax.config import ABLATIONS
 from baar_jax.report.table import Results, load_split
 from baar_jax.report.texts import claim, main_budgets
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
-from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
 THREE = [

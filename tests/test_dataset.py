@@ -8,10 +8,10 @@ from tiny import episode
 
 from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
+from baar_jax.paper import references as dataset
+from baar_jax.paper.sft import find_winners
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.store import Store
-from baar_jax.train import dataset
-from baar_jax.train.fit import find_winners
-from baar_jax.train.jobs import BOUNDARY_KEYS
 
 
 def trials(task_id, policy, outcomes):

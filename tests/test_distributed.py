@@ -8,15 +8,15 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-import hf
 import jax
 import numpy as np
 from flax import nnx
 from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
+from baar_jax.learn.checkpoint import RouterFiles, load_router
 from baar_jax.mesh import one_device
-from baar_jax.train.checkpoint import RouterFiles, load_router
+from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5

@@ -51,7 +51,7 @@ def bind(message: str, make: Callable, *arguments: object) -> tuple[str, Callabl
 
 TABLES = [
   importlib.import_module(path.stem)
-  for path in sorted(Path(__file__).parent.glob("errors_*.py"))
+  for path in sorted(Path(__file__).parent.rglob("errors_*.py"))
 ]
 CASES = [bind(*case) for table in TABLES for case in table.CASES]
 

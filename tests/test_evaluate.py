@@ -10,6 +10,10 @@ from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
+from baar_jax.learn.checkpoint import load_router
+from baar_jax.rivals.families import FAMILIES, Loader, list_specs
+from baar_jax.rivals.listing import zero_shot_spec
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, rollout_spec
 from baar_jax.rollout.specs import FIRST_SEED, Job
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
@@ -17,10 +21,6 @@ from baar_jax.run import Run
 from baar_jax.stages import evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import KEY
-from baar_jax.train.checkpoint import load_router
-from baar_jax.train.families import FAMILIES, Loader, list_specs
-from baar_jax.train.jobs import BOUNDARY_KEYS, rollout_spec
-from baar_jax.train.listing import zero_shot_spec
 
 TRAIN_BOPO = train.train_families("bopo")
 TRAIN_BASELINES = train.train_families("baselines")

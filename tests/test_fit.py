@@ -1,282 +1,296 @@
-"""Check trainings: killed and resumed, with bad numbers, with dynamic sampling."""
+"""Decision heads: what they read, their targets by hand, and that they solve a small problem."""
 
 import contextlib
+import dataclasses
+import io
 import itertools
-import json
-import re
-import shutil
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from flax import nnx
 
+from baar_jax.conditioned import fit as values
+from baar_jax.conditioned import heads as head
+from baar_jax.conditioned.fit import (
+  Regime,
+  Transitions,
+  compute_target,
+  fit_heads,
+  load_heads,
+  make_transitions,
+)
+from baar_jax.conditioned.heads import (
+  Heads,
+  Scale,
+  count_calls_left,
+  describe,
+  draw_heads,
+  estimate,
+)
+from baar_jax.config import Config, ValueConfig
+from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
+from baar_jax.llms.prices import Outlook
+from baar_jax.paper import references as dataset
+from baar_jax.rivals.families import Loader
+from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
+from baar_jax.router import policy as policies
+from baar_jax.router.inputs import learn_vocabulary
+from baar_jax.router.reader import StateReader
 from baar_jax.run import Run
 from baar_jax.stages import train
-from baar_jax.store import Store
-from baar_jax.train import families, fit, rollouts
-from baar_jax.train.checkpoint import load_router
-from baar_jax.train.losses import RatedEpisode, bopo_method
-from baar_jax.train.trainer import Trainer
+
+TASK = Task("t", "train", "Do it.", 3)
+INPUTS = ("hidden", "facts", "offers", "words")
+TRAINING = SimpleNamespace(
+  config=Config(), store=Mock(**{"tasks.return_value": [TASK]})
+)
 
 
-def sft(run):
-  train.train_families("sft")(run)
+def step(model, usd, score=None):
+  return Step("seen", model, "act", [Call(model, Usage(1, 0, 1), usd)], score=score)
 
 
-def bopo(run):
-  train.train_families("bopo")(run)
+def episode(score, *steps):
+  return Episode("t", "p", 0, [*steps], score, "done")
 
 
-def small_config(runs):
-  config = tiny.config(runs)
-  config.sft.updates = 3
-  config.sft.check_every = 1
-  config.bopo.updates = 4
-  return config
+def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
+  """Transitions of a task of three steps, whose states have one given feature."""
+  vocabulary = learn_vocabulary({"t": TASK}, episodes)
+  states = values.read_states(TRAINING, vocabulary, episodes)
+  states = states._replace(features_NxD=np.array(feature_N, np.float32)[:, None])
+  return make_transitions(states, episodes, unit_usd)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def save_often():
-  """Write a checkpoint after every second update."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fit, "SAVE_EVERY", 2)
-    patch.setattr(rollouts, "SAVE_EVERY_ROLLOUTS", 2)
-    yield
+def make_heads(width) -> Heads:
+  """Draw two heads for states of one feature."""
+  scale = Scale(*np.float32([[0], [1]]), *np.float32([1, 100, 10]), np.zeros(0))
+  return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory, save_often):
-  """A run whose trainings were not interrupted."""
-  run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
-  train.profile(run)
-  for stage, state in ((train.references, "referenced"), (sft, "imitated")):
-    stage(run)
-    shutil.copytree(run.dir, run.dir.parent / state)
-  run.before_bopo = len(run.store.table())
-  bopo(run)
-  run.close()
-  run.store = None
-  return run
+def test_transitions_of_an_episode_by_hand():
+  """Gains add up to the final score, even if the environment does not score steps."""
+  scored = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
+  unscored = episode(0.5, step(0, 1.0), step(1, 2.0))
+  data = transitions_of([scored, unscored], [0] * 5, unit_usd=2.0)
+  assert data.model_N.tolist() == [0, 1, 0, 0, 1]
+  assert data.cost_N.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0]
+  assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
+  assert data.last_N.tolist() == [False, False, True, False, True]
+  assert data.states.progress_NxP[2].tolist() == [2, 1, 3]
+
+
+def test_target_under_caps_and_cost_weights_by_hand():
+  """LARGE counts only if a call is left. Gain and cost are .2 and .4."""
+  columns = [  # (1 / (1 + cost weight), calls left after the step, is last, target)
+    (1.0, 1.0, False, 0.2 + 0.6),
+    (1.0, 0.0, False, 0.2 + 0.4),
+    (0.5, np.inf, False, 0.1 - 0.2 + 0.6),
+    (0.5, np.inf, True, 0.1 - 0.2),
+  ]
+  for weight, calls, last, target in columns:
+    value = jnp.array(0.5)
+    advantage = jnp.array([-0.1, 0.1])
+    reward = Regime(calls, weight).weigh(0.2, 0.4)
+    got = compute_target(reward, last, value, advantage, calls)
+    assert got == pytest.approx(target, abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_target_under_a_cap_is_at_most_the_one_without(sign):
+  """The value rises or falls with the calls that are left. A step of SMALL earns nothing.
+
+  So each target without the bound equals the value, and only falling values change.
+  """
+  heads = make_heads(1)
+  zero = np.zeros((2, 1), np.float32)
+  one = np.ones((2, 1, 1), np.float32)
+  calls = np.zeros((2, 1 + head.TERMS, 1), np.float32)
+  calls[:, 1] = 1
+  nets = heads.nets._replace(value=[(calls, zero), (one, zero), (sign * one, zero)])
+  steps = [step(SMALL, 0.0, 0.0)] * 2
+  data = transitions_of([episode(0.0, *steps)], [0, 0])
+  data = data._replace(last_N=np.array([False, False]))
+  config = ValueConfig(updates=1, heads=2, noise=0, batch_decisions=64)
+  ((_, _, loss),) = fit_heads(heads._replace(nets=nets), data, config, seed=0)
+  # The value of no cap is SiLU(SiLU(1)) = 0.4936, and that of no call left is 0.
+  assert 0.01 < loss < 0.4936**2 if sign < 0 else loss == pytest.approx(0, abs=1e-9)
+
+
+def test_calls_left_by_hand():
+  """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
+  outlook = Outlook(0, usd=0.5, repeat_usd=0.2, cold_usd=0.6)
+  steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
+  for cap, left in [
+    (Cap().after(steps), np.inf),
+    (Cap(3).after(steps), 2),
+    (Cap(usd=0.59), 0),
+    # $0.1 or $0.4 remain after the first call, too little for another cold prompt.
+    (Cap(usd=0.6), 1),
+    (Cap(usd=0.9), pytest.approx(1)),
+    # Half way between one call and two. $0.6 remain, enough for one more; $1, for three.
+    (Cap(usd=1.0), pytest.approx(1.5)),
+    (Cap(usd=1.1), pytest.approx(2)),
+    (Cap(usd=1.5), pytest.approx(4)),
+    (Cap(2, 1.5), 2),
+  ]:
+    assert count_calls_left(cap, outlook) == left
+
+
+def test_terms_by_hand():
+  progress = np.array([[1, 1, 4]] * 2)
+  free, capped = describe(np.array([np.inf, 2]), 0.5, progress)
+  assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
+  assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
+  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05]
+  assert capped[4:].tolist() == pytest.approx(expected)
+
+
+def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
+  """In three steps LARGE, at one dollar, earns 0.3, 0.5 and 0.4. SMALL earns nothing.
+
+  All eight plans are stored. One call is best used at the second step, two at the second and third.
+  At cost weight 1/19 scores count .95 and dollars .05, so LARGE is better at each step. At cost
+  weight 1/3 it is not better at the first step, and at 1 at no step.
+  """
+  episodes = []
+  for plan in itertools.product((SMALL, LARGE), repeat=3):
+    scores = np.cumsum(np.multiply(plan, (0.3, 0.5, 0.4)))
+    episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
+  data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
+  config = ValueConfig(
+    updates=2000,
+    heads=2,
+    batch_decisions=128,
+    learning_rate=1e-2,
+    noise=0,
+    weight_decay=0,
+  )
+  *_, (done, heads, loss) = fit_heads(make_heads(16), data, config, seed=0)
+  assert done == 2000 and loss < 0.01
+  progress = np.array([[0, 0, 3], [1, 0, 3], [2, 0, 3]])
+  for left, cost_weight, *gains in [  # of LARGE over SMALL, by step
+    (3.0, 0.0, 0.3, 0.5, 0.4),
+    # At the first step, LARGE takes a call from the third.
+    (2.0, 0.0, 0.3 - 0.4, 0.5, 0.4),
+    (1.0, 0.0, 0.3 - 0.5, 0.5 - 0.4, 0.4),
+    (np.inf, 1 / 19, 0.95 * 0.3 - 0.05, 0.95 * 0.5 - 0.05, 0.95 * 0.4 - 0.05),
+    (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25),
+    (np.inf, 1.0, 0.5 * 0.3 - 0.5, 0.5 * 0.5 - 0.5, 0.5 * 0.4 - 0.5),
+  ]:
+    state = describe(np.full(3, left), 1 / (1 + cost_weight), progress)
+    value_S, advantage_SxA = estimate(heads, np.array([[-1.0], [0.0], [1.0]]), state)
+    np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
+    # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
+    best_S = np.cumsum(np.maximum(gains, 0)[::-1])[::-1]
+    np.testing.assert_allclose(value_S + advantage_SxA.max(axis=1), best_S, atol=0.08)
 
 
 @pytest.fixture
-def copied(unbroken, tmp_path):
-  """copied(state): open a copy of the run, or the same copy again.
-  The states are "referenced" (before SFT), "imitated" (after SFT) and "tiny" (after BoPO)."""
-  with contextlib.ExitStack() as stack:
-
-    def opening(state):
-      config = small_config(tmp_path)
-      if not (tmp_path / config.name).exists():
-        shutil.copytree(unbroken.dir.parent / state, tmp_path / config.name)
-      return stack.enter_context(contextlib.closing(Run(config)))
-
-    yield opening
+def run(tmp_path):
+  config = tiny.config(tmp_path)
+  config.router.tie_word_embeddings = False
+  config.router.usd_per_million_tokens = 1e6
+  config.value = ValueConfig(updates=3, inputs=INPUTS, cost_weights=(0.5, 1.0), heads=2)
+  with contextlib.closing(Run(config)) as run:
+    train.profile(run)
+    values.fit_values(run.training())
+    yield run
 
 
-def leaves(run, family, lam=None, number=0):
-  model = load_router(run.training(number), family, lam)
-  return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
+def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
+  """A policy decides on the states and terms that the heads learn from. A cap-blind policy
+  has the terms of no cap. Without a cost weight, the least one counts."""
+  training = run.training()
+  _, vocabulary = load_heads(training)
+  loader = Loader(training, 1, run.pair, run.store)
+  jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
+  for is_conditioned, weight in ((True, None), (False, 1.0), (True, 0.7)):
+    estimate = Mock(wraps=head.estimate)
+    monkeypatch.setattr(policies, "estimate", estimate)
+    spec = PolicySpec("conditioned", cost_weight=weight, cap=Cap(3))
+    spec = dataclasses.replace(spec, cap_conditioned=is_conditioned)
+    played = run.collect("capped", spec, jobs, loader.build)
+    stored = {episode.task_id: episode for episode in played}
+    episodes = [stored[job.task.id] for job in jobs]
+    assert len({len(e.steps) for e in episodes}) > 1
+    # The trunk reads the first text, at a dollar per token.
+    assert 1 <= episodes[0].steps[0].router_cost_usd <= 300
+    states = values.read_states(training, vocabulary, episodes)
+    decisions = iter(estimate.call_args_list)
+    left_N = 3 - states.progress_NxP[:, 1]
+    for n in np.flatnonzero(left_N):  # without a call left, there is no choice
+      # One episode lives at a time.
+      _, (features,), (terms,) = next(decisions).args
+      np.testing.assert_allclose(features, states.features_NxD[n], atol=1e-5)
+      calls_left = left_N[n] if is_conditioned else np.inf
+      expected = describe(calls_left, 1 / (1 + (weight or 0.5)), states.progress_NxP[n])
+      np.testing.assert_allclose(terms, expected, rtol=1e-6)
+    assert next(decisions, None) is None
+  (decision,) = loader.build(spec).choose([Live(jobs[0], observation="A door.")])
+  assert type(decision.known) is float  # JSON has no numbers of NumPy
 
 
-def assert_same(leaves, others):
-  for one, other in zip(leaves, others, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-6, equal_nan=False)
-
-
-def cascade(run):
-  families.FAMILIES["cascade"].train(run.training())
-
-
-def logged(run, stage):
-  lines = map(json.loads, (run.dir / "metrics.jsonl").read_text().splitlines())
-  return [line for line in lines if line["stage"] == stage]
-
-
-def train_and_die(stage, run, owner, method, calls):
-  """Interrupt a stage after some calls of a method."""
-  call = getattr(owner, method)
-  left = itertools.count(1 - calls)
-
-  def call_or_die(*values, **fields):
-    call(*values, **fields)
-    if next(left) == 0:
-      raise KeyboardInterrupt
-
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(owner, method, call_or_die)
-    stage(run)
-
-
-@pytest.mark.parametrize(
-  "stage, lam, kills, updates",
-  [
-    # The checkpoint of update 2 is complete. So update 3 is done again from it.
-    (sft, None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
-    # It is killed in the rollouts of update 3, and before its checkpoint. An update has
-    # 4 episodes.
-    (bopo, 0.1, [(Store, "add", 9, 9), (Run, "log", 1, 12)], [1, 2, 3, 3, 4]),
-  ],
-)
-def test_a_killed_training_ends_with_the_same_parameters(
-  copied, unbroken, stage, lam, kills, updates
-):
-  name = stage.__name__
-  state = "imitated" if lam else "referenced"
-  for owner, method, calls, episodes in kills:
-    run = copied(state)
-    train_and_die(stage, run, owner, method, calls)
-    assert len(run.store.table()) - unbroken.before_bopo == episodes
-    run.close()
-  run = copied(state)
-  problem = rf"{name}\S* has no finished router: run --stage={name} "
+def test_hidden_states_with_nan_stop_the_run():
+  trunk = Mock(**{"read.return_value": (np.full((1, 16), np.nan), [1])})
+  vocabulary = learn_vocabulary({"t": TASK}, [episode(1.0, step(0, 1.0), step(1, 1.0))])
+  reader = StateReader(("hidden",), vocabulary, trunk)
+  problem = " NaN in hidden states of the budget-conditioned router, expected finite"
   with pytest.raises(ValueError, match=problem):
-    leaves(run, name, lam)
-  for _ in range(2):  # The second time, nothing is left to do.
-    stage(run)
-    lines = logged(run, name)
-    whole = logged(unbroken, name)
-    assert [line["update"] for line in lines] == updates
-    assert [line["update"] for line in whole] == sorted({*updates})
-    assert all(line in whole for line in lines)
-    assert len(run.store.table()) - unbroken.before_bopo == (16 if lam else 0)
-  assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
+    reader.read([Mock()])
 
 
-def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch, capsys):
-  # A training ends after two checks without a new best. An equal loss is no new best.
-  losses = {
-    0.01: [0.9, 0.7, 0.8, 0.7],
-    0.02: [0.9, 0.6, 0.7, 0.5, 0.6],
-    0.03: [0.6, 0.7, 0.8],
-  }
-  seen = {}
-  make_optimizer = Mock(wraps=fit.sft_optimizer)
-
-  def loss(trainer, batches):
-    # the optimizer's count of steps
-    update = int(jax.tree.leaves(trainer.optimizer_state)[0])
-    rate = make_optimizer.call_args.args[1]
-    seen[rate, update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
-    return losses[rate][update - 1]
-
-  monkeypatch.setattr(fit, "sft_optimizer", make_optimizer)
-  monkeypatch.setattr(Trainer, "loss", loss)
-  run = copied("referenced")
-  vars(run.config.sft).update(updates=5, patience=2, learning_rates=tuple(losses))
-  sft(run)
-  assert_same(leaves(run, "sft"), seen[0.02, 4])
-  line = logged(run, "stored-training")[-1]
-  summary = dict(learning_rate=0.02, best_update=4, updates=5, dev_loss=0.5)
-  assert line == line | summary
-  printed = (
-    "BoSFT, training seed 0: least dev loss 0.5 at update 4 of 5, learning rate 0.02"
-  )
-  assert printed in capsys.readouterr().out.splitlines()
-  tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
-  assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
+DAMAGED = r"value_heads.npz is missing or damaged \(.+\): delete"
 
 
-def test_another_training_seed_is_added_to_a_run(copied):
-  """The new one has its own draws, and its rollouts have other seeds."""
-  run = copied("tiny")
-  before = leaves(run, "bopo", 0.1)
-  run.config.train_seeds = 2
-  run.config.evaluate.seeds = 2
-  sft(run)
-  bopo(run)
-  assert_same(leaves(run, "bopo", 0.1), before)
-  for family, lam in (("sft", None), ("bopo", 0.1)):
-    with pytest.raises(AssertionError):
-      assert_same(leaves(run, family, lam), leaves(run, family, lam, number=1))
-  firsts = {"0.1)/1": 10_000, "0.1)/2": 10_002, "0.1,seed=1)/2": 1_010_002}
-  for name, first in firsts.items():
-    seeds = {e.seed for e in run.store.episodes(f"bopo(lam={name}")}
-    assert seeds == {first, first + 1}
-
-
-@pytest.mark.parametrize(
-  "name, stage, place, rollouts",
-  [("cascade", cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
-)
-def test_a_training_stops_if_a_metric_is_not_finite(
-  copied, monkeypatch, name, stage, place, rollouts
-):
-  """It stops in update 3. That is not saved, and no more episodes are rolled out."""
-  run = copied("imitated")
-  step = Trainer.step
-  count = itertools.count()
-  directory = run.dir / "checkpoints" / place
-  run.config.baselines.updates = 4
-
-  def poison(trainer, batches):
-    # BoPO takes two gradient steps per update.
-    if next(count) == (4 if rollouts else 2):
-      trainer.params = jax.tree.map(lambda x: x * np.nan, trainer.params)
-    return step(trainer, batches)
-
-  monkeypatch.setattr(Trainer, "step", poison)
-  with pytest.raises(ValueError) as error:
-    stage(run)
-  good = f"last good checkpoint: {directory / '2'};"
-  problem = f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan"
-  pattern = f"{problem}.*{re.escape(good)}.*"
-  assert re.fullmatch(pattern, str(error.value))  # one line
-  assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
-  policies = run.store.table().policy.unique()
-  assert sum("/" in policy for policy in policies) == rollouts
-
-
-@pytest.mark.parametrize(
-  "limit, pools, counts",
-  [
-    # It takes as many gradient steps as BoPO: 4 x 2.
-    (3, ("1122", "2233", "4444", "5566"), (24, 8)),
-    # It has at most `limit` times as many updates as BoPO.
-    (1, ("1122", "2233", "4444"), (16, 6)),
-  ],
-)
-def test_a_step_takes_the_first_full_batch_of_kept_groups(
-  copied, unbroken, monkeypatch, limit, pools, counts
-):
-  """A batch has two groups of two episodes; odd updates keep one, even ones two."""
-
-  def keep(groups, *_):
-    kept = groups[: 2 - int(groups[0][0].policy[-1]) % 2]
-    episodes = [episode for group in kept for episode in group]
-    rated = [RatedEpisode(episode, 1.0) for episode in episodes]
-    return rated, {"success": 0.5}
-
-  update_policy = Mock(wraps=rollouts.update_policy)
-  monkeypatch.setattr(rollouts, "update_policy", update_policy)
-  monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
-  run = copied("imitated")
-  method = bopo_method(run.config.bopo)
-  method = method._replace(compute_advantages=keep, dynamic_sampling=True)
-  fit = rollouts.fit_rollouts
-  refit = lambda run, name, _, lam: fit(run, name, method, lam)  # noqa: E731
-  monkeypatch.setattr(rollouts, "fit_rollouts", refit)
-  bopo(run)
-  learned = [call.args[1] for call in update_policy.call_args_list]
-  assert ["".join(e.policy[-1] for e, _ in pool) for pool in learned] == [*pools]
-  lines = logged(run, "bopo")
-  last = logged(unbroken, "bopo")[-1]
-  stepped = [str(line["update"]) for line in lines if "loss" in line]
-  assert stepped == [pool[-1] for pool in pools]
-  assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
-  assert last["episodes"] == 16
-  assert last["gradient_steps"] == 8
-
-
-def test_vanilla_rl_has_optimizer_settings_of_its_own(copied, monkeypatch):
-  train = Mock()
-  monkeypatch.setattr(rollouts, "train_rollouts", train)
-  run = copied("imitated")
-  run.config.bopo.vanilla_learning_rate = 0.5
-  rollouts.train_vanilla(run.training())
-  bopo = train.call_args.args[2].config.bopo
-  assert bopo.learning_rate == 0.5
-  assert bopo.adam_eps == 1e-8
+def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
+  """A second fit does nothing. A damaged file is an error of one line."""
+  training = run.training()
+  path = training.checkpoints("value") / "value_heads.npz"
+  stored = path.read_bytes()
+  heads, vocabulary = load_heads(training)
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  episodes = dataset.load_value_episodes(run.store, run.config)
+  # Nothing of the vocabulary is lost in the file.
+  learnt = learn_vocabulary(tasks, episodes)
+  jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
+  # 16 numbers of the hidden state, 27 facts, 48 of offers and 48 directions of words.
+  assert heads.scale.mean_D.shape == (16 + 26 + 48 + 48,)
+  assert heads.nets.value[0][0].shape == (2, 138 + head.TERMS, 64)
+  assert heads.nets.advantage[2][0].shape == (2, 32, 2)
+  values.fit_values(training)
+  assert path.read_bytes() == stored
+  arrays = dict(np.load(path))
+  first = arrays["arr_0"]
+  for changes in (
+    {"arr_0": np.array(np.nan)},
+    {"arr_0": np.array([{}])},  # a pickled object
+    {"arr_0": first[:, 1:]},  # weights for other inputs
+    {"arr_0": np.array(1.0)},
+    {"arr_0": first[..., :0]},
+    {"arr_0": first.astype(str)},
+    {"arr_0": first.astype([("a", "f4")])},
+    {"arr_12": arrays["arr_12"][1:]},
+    {"arr_18": arrays["arr_18"].T},
+    {"arr_19": np.array('[[], 1.0, {"a": "b"}]')},
+    {"foreign": first},
+  ):
+    np.savez(path, **arrays | changes)
+    with pytest.raises(ValueError, match=DAMAGED):
+      load_heads(training)
+  array = io.BytesIO()
+  np.save(array, first)
+  for content in (stored[:-100], b"", array.getvalue()):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=DAMAGED):
+      load_heads(training)
+  path.unlink()
+  monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
+  problem = "^value stopped: update 2 has loss nan; last good"
+  with pytest.raises(ValueError, match=problem):
+    values.fit_values(training)
+  assert not path.exists()

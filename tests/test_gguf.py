@@ -4,7 +4,6 @@ import json
 import struct
 
 import gguf
-import hf
 import jax
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from baar_jax.router import weights
 from baar_jax.router.gguf import convert, set_up
 from baar_jax.router.view import View, adopt_tokenizer, read_tokenizer
 from baar_jax.router.weights import weights_directory
+from tools import qwen2_checkpoint as hf
 
 SHAPE = hf.SHAPES["grouped"] | {"num_hidden_layers": 2}
 TEXT = "Budget: 12 large calls.\n\nThe door to the kitchen is open; "

@@ -13,9 +13,9 @@ import pytest
 import tiny
 
 from baar_jax.config import Config
+from baar_jax.learn.checkpoint import RouterFiles, Training
 from baar_jax.rollout.loop import Pair
 from baar_jax.run import Run
-from baar_jax.train.checkpoint import RouterFiles, Training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
@@ -27,9 +27,12 @@ LAYERS = [
   "llms",
   "rollout",
   "router",
-  "train",
-  "run",
-  "report,serve",
+  "learn",
+  "paper",
+  "conditioned",
+  "rivals",
+  "open,run",
+  "report,decide",
   "stages",
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split(",")}

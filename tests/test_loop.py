@@ -10,12 +10,12 @@ import pytest
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
 from baar_jax.llms.chat_completions import NO_ACTION, NoAnswer
+from baar_jax.rivals.cascade import CascadePolicy
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import Failure, run_episodes
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, PolicySpec
-from baar_jax.router.rivals import CascadePolicy
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00

@@ -10,10 +10,10 @@ import pytest
 import tiny
 
 from baar_jax.config import BoPOConfig
-from baar_jax.train import losses
-from baar_jax.train.batches import NO_TOKEN, Batch
-from baar_jax.train.losses import bopo_advantages, dapo_advantages
-from baar_jax.train.rewards import Profile
+from baar_jax.learn.batches import NO_TOKEN, Batch
+from baar_jax.paper import losses
+from baar_jax.paper.losses import bopo_advantages, dapo_advantages
+from baar_jax.paper.rewards import Profile
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 

@@ -21,8 +21,8 @@ from baar_jax.envs.sandbox.adapter import (
 from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report.compare import exact_frontier
+from baar_jax.rivals.optimum import Exact
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from configs.quickstart import TRIO

@@ -17,8 +17,8 @@ from baar_jax.episode import Episode, Step
 from baar_jax.report import page, texts
 from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import Results
+from baar_jax.rivals.families import FAMILIES, list_specs
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.train.families import FAMILIES, list_specs
 from configs import reproduce
 
 

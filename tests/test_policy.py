@@ -13,6 +13,7 @@ from tiny import call
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.llms.scripted import Account, ScriptedJudge
+from baar_jax.rivals.cascade import ZeroShotPolicy, escalate_once, stay_warm
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import Purse, Turn
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
@@ -24,7 +25,6 @@ from baar_jax.router.policy import (
   Situation,
   Threshold,
 )
-from baar_jax.router.rivals import ZeroShotPolicy, escalate_once, stay_warm
 from baar_jax.router.view import View
 
 

@@ -8,10 +8,10 @@ from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
+from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.stages import train
 from baar_jax.store import Store
-from baar_jax.train.checkpoint import RouterFiles
-from baar_jax.train.jobs import BOUNDARY_KEYS
 
 
 def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):

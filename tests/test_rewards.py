@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baar_jax.train import rewards
+from baar_jax.paper import rewards
 
 
 def test_normalized_cost():

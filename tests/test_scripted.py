@@ -19,14 +19,14 @@ from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.chat_completions import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
 from baar_jax.llms.scripted import Account, ScriptedPair
+from baar_jax.paper.rewards import difficulty
+from baar_jax.rivals.families import Loader
 from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.jobs import BOUNDARIES, BOUNDARY_KEYS
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
-from baar_jax.train.families import Loader
-from baar_jax.train.jobs import BOUNDARIES, BOUNDARY_KEYS
-from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
 IDS = [

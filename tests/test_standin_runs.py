@@ -17,7 +17,7 @@ from standin import FAULTS, Lockpick, StandIn
 
 import main
 from baar_jax.llms import wire
-from baar_jax.llms.calls import read_spent
+from baar_jax.llms.ledger import read_spent
 
 ROOT = Path(__file__).parents[1]
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}

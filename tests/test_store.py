@@ -13,12 +13,12 @@ import pytest
 from tiny import call, episode
 
 from baar_jax.episode import Call, Task, Usage
+from baar_jax.rivals.families import list_specs
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
 from baar_jax.store import VERSION, Store, read_config
-from baar_jax.train.families import list_specs
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
 

@@ -13,10 +13,8 @@ import pytest
 from tiny import episode
 
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
-from baar_jax.router.view import View, Window
-from baar_jax.router.weights import build_model
-from baar_jax.train import trainer as training
-from baar_jax.train.batches import (
+from baar_jax.learn import trainer as training
+from baar_jax.learn.batches import (
   ACTED,
   FAILURES,
   SAMPLED,
@@ -25,9 +23,11 @@ from baar_jax.train.batches import (
   Shape,
   make_batch,
 )
-from baar_jax.train.losses import RatedEpisode, bopo_loss, sft_batch_loss
-from baar_jax.train.rollouts import Learner, update_policy
-from baar_jax.train.trainer import ShardedRouter, Trainer
+from baar_jax.learn.trainer import ShardedRouter, Trainer
+from baar_jax.paper.bopo import Learner, update_policy
+from baar_jax.paper.losses import RatedEpisode, bopo_loss, sft_batch_loss
+from baar_jax.router.view import View, Window
+from baar_jax.router.weights import build_model
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes

@@ -14,6 +14,7 @@ from test_scripted import Room
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
+from baar_jax.learn.batches import FAILURES, Batcher, add_proposals
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
@@ -21,7 +22,6 @@ from baar_jax.router.policy import Threshold
 from baar_jax.router.view import View, train_tokenizer
 from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
-from baar_jax.train.batches import FAILURES, Batcher, add_proposals
 from configs import sciworld
 
 

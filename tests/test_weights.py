@@ -7,7 +7,6 @@ import os
 from functools import partial
 from pathlib import Path
 
-import hf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +16,11 @@ from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import Config, RouterConfig
+from baar_jax.learn.checkpoint import RouterFiles, load_initial
 from baar_jax.router import weights
 from baar_jax.router.view import View, adopt_tokenizer
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
-from baar_jax.train.checkpoint import RouterFiles, load_initial
+from tools import qwen2_checkpoint as hf
 
 # With 6 heads of 10 numbers and a width of 48, no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}

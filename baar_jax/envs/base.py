@@ -233,7 +233,7 @@ class Env:
       With an engine, `Options` needs the field `data`.
     metric: the meaning of SR in the report: "success" is the rate of success, "score"
       the mean score.
-    has_optimum: whether rollout/optimum.py can compute the best policy.
+    has_optimum: whether rivals/optimum.py can compute the best policy.
     prompt_growth: estimated tokens that each step adds to the prompt. A dry run uses
       this estimate while the run has no episodes.
     episodes_per_process: the most live episodes that may share a child process; None is

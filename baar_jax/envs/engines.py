@@ -158,7 +158,7 @@ class Engine:
     Raises:
       ValueError: the engine is not installed, or the generation fails.
     """
-    module = f"baar_jax.envs.{self.name}.tasks"
+    module = {"alfworld": "tools.alfworld_games"}.get(self.name, "tools.appworld_tasks")
     command = [*command_of(self), module, str(directory), *map(str, sizes)]
     output_of(module, command, environ_of(self))
 

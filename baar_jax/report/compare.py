@@ -14,6 +14,7 @@ import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.llms.prices import LARGE_RATE, SMALL_RATE
+from baar_jax.paper import rewards
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import (
@@ -23,11 +24,10 @@ from baar_jax.report.table import (
   ExactFrontier,
   Forecast,
 )
-from baar_jax.rollout.optimum import Exact, has_optimum
+from baar_jax.rivals.optimum import Exact, has_optimum
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
-from baar_jax.train import rewards
-from baar_jax.train.jobs import BOUNDARY_KEYS
 
 # Name of the file in a run's directory that the stage forecast writes.
 FORECAST = "forecast.csv"

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.table import load
-from baar_jax.llms.calls import read_spent
+from baar_jax.llms.ledger import read_spent
 from baar_jax.llms.prices import endpoints, prices_of
+from baar_jax.paper.references import measure_robustness
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.table import (
@@ -30,9 +31,8 @@ from baar_jax.report.table import (
   run_ledger,
 )
 from baar_jax.report.texts import METRIC_NAMES
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
 from baar_jax.store import Store
-from baar_jax.train.dataset import measure_robustness
-from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED, SFT
 
 MUTED = "#5f6875"
 # Arguments of a figure's legend that place it above the figure.

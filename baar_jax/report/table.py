@@ -13,12 +13,12 @@ from pydantic import Field, create_model
 from baar_jax.config import Config
 from baar_jax.envs.table import load
 from baar_jax.episode import SMALL, Episode
-from baar_jax.llms.calls import Spent
+from baar_jax.llms.ledger import Spent
 from baar_jax.llms.prices import Price
 from baar_jax.report import frontier
+from baar_jax.rollout.jobs import BOUNDARIES, label_family
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
-from baar_jax.train.jobs import BOUNDARIES, label_family
 
 METRICS = ("score_percent", "success_percent")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from baar_jax.report.table import METRICS, Results, Style
+from baar_jax.rollout.jobs import BOPO, FIRST_LARGE
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.train.jobs import BOPO, FIRST_LARGE
 
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {

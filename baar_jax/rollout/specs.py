@@ -70,7 +70,7 @@ class PolicySpec:
   order of the parameters in `key`.
 
   Attributes:
-    family: the policy's family, a row of the table in train/families.py.
+    family: the policy's family, a row of the table in rivals/families.py.
     judge: the model that a zero-shot router asks, with a digest of its settings.
     lam: the cost weight with which the router was trained.
     seed: the training seed of a rollout; None for seed 0.

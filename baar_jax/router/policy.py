@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.llms.prices import Billing
-from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.facts import compare_words
-from baar_jax.router.head import (
+from baar_jax.conditioned.heads import (
   Heads,
   States,
   count_calls_left,
   describe,
   estimate,
 )
+from baar_jax.llms.prices import Billing
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
+from baar_jax.router.inputs import compare_words
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.reader import Reader, StateReader
 

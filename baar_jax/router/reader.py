@@ -12,10 +12,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from baar_jax.conditioned.heads import States
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
-from baar_jax.router.facts import Tracker, Vocabulary
-from baar_jax.router.head import States
+from baar_jax.router.inputs import Tracker, Vocabulary
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from baar_jax.conditioned.fit import load_heads, read_states
+from baar_jax.conditioned.heads import (
+  Heads,
+  States,
+  count_calls_left,
+  describe,
+  estimate,
+)
 from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam
 from baar_jax.episode import SMALL
+from baar_jax.paper.references import load_profiles
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
 from baar_jax.report.table import (
@@ -18,24 +27,9 @@ from baar_jax.report.table import (
   load_split,
 )
 from baar_jax.report.texts import label_policy, terminal_table
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.router.head import (
-  Heads,
-  States,
-  count_calls_left,
-  describe,
-  estimate,
-)
-from baar_jax.run import Run
-from baar_jax.store import BUDGETS, Store
-from baar_jax.train.dataset import load_profiles
-from baar_jax.train.families import (
-  FAMILIES,
-  Loader,
-  check_trained,
-  list_specs,
-)
-from baar_jax.train.jobs import (
+from baar_jax.rivals.families import FAMILIES, Loader, check_trained, list_specs
+from baar_jax.rivals.listing import find_uncapped
+from baar_jax.rollout.jobs import (
   ALWAYS_SMALL,
   BOPO,
   BOUNDARIES,
@@ -44,8 +38,9 @@ from baar_jax.train.jobs import (
   CONDITIONED,
   list_evaluation,
 )
-from baar_jax.train.listing import find_uncapped
-from baar_jax.train.values import load_heads, read_states
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.run import Run
+from baar_jax.store import BUDGETS, Store
 
 
 def main(run: Run) -> None:

@@ -9,11 +9,12 @@ from baar_jax.config import Config
 from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
+from baar_jax.paper.references import load_profiles, split_by_profile
+from baar_jax.rivals import families
+from baar_jax.rollout import jobs
+from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store, read_config
-from baar_jax.train import families, jobs
-from baar_jax.train.dataset import load_profiles, split_by_profile
-from baar_jax.train.jobs import BOUNDARIES, Planned, ProfiledTasks
 
 # The next five numbers are assumed if a run has no stored episodes (our choice). STEPS
 # is the length of an episode as a share of `--config.env.max_steps`.

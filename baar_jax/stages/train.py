@@ -8,17 +8,19 @@ from pathlib import Path
 from baar_jax.config import SFTConfig
 from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Task
+from baar_jax.learn.checkpoint import load_router
 from baar_jax.mesh import exchange
+from baar_jax.paper import losses
+from baar_jax.paper import references as dataset
+from baar_jax.paper.sft import fit_stored
 from baar_jax.report.texts import label_policy
+from baar_jax.rivals.families import FAMILIES, Loader, list_trained
+from baar_jax.rollout import jobs
+from baar_jax.rollout.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
 from baar_jax.router import gguf
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
 from baar_jax.run import Run
-from baar_jax.train import dataset, jobs, losses
-from baar_jax.train.checkpoint import load_router
-from baar_jax.train.families import FAMILIES, Loader, list_trained
-from baar_jax.train.fit import fit_stored
-from baar_jax.train.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
 
 
 def setup(run: Run) -> None:
@@ -186,7 +188,7 @@ def train_families(stage: str) -> Callable[[Run], None]:
     stage: "value", "sft", "bopo" or "baselines".
 
   Returns:
-    A function of a run. It trains the families of train/families.py that belong to the
+    A function of a run. It trains the families of rivals/families.py that belong to the
       stage and that the configuration asks for.
   """
 

@@ -9,8 +9,9 @@ transformers 5.23.0 on a CPU, in float32.
 import tempfile
 from pathlib import Path
 
-import hf
 import numpy as np
+
+from tools import qwen2_checkpoint as hf
 
 # For each shape of tests/hf.py: the rows and tokens of its batch, and the positions whose
 # outputs are stored.

@@ -1,0 +1,144 @@
+"""Choose models in a Python program, without a server."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from baar_jax.episode import SMALL, Call, Step, Task, Usage
+from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.llms.prices import CHARS_PER_TOKEN
+from baar_jax.mesh import one_device
+from baar_jax.rivals.families import open_router
+from baar_jax.rollout.loop import Decider
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.store import read_run
+from baar_serve.request import History, bound_tokens, read_history
+
+
+class RoutedModel(NamedTuple):
+  """The model for the next call, with the router's probabilities.
+
+  Attributes:
+    model: the name of the chosen model.
+    probabilities: the router's probability of each model, by name. The
+      budget-conditioned router has no probabilities: the chosen model gets 1, and the
+      others get 0.
+  """
+
+  model: str
+  probabilities: dict[str, float]
+
+
+class Router:
+  """Choose the model of each call by a trained router.
+
+  `Router.load` opens a trained router. The program that uses it calls the chosen models
+  itself. The router remembers the chosen model and the remaining caps of each step in
+  its newest sessions.
+  """
+
+  def __init__(
+    self, policy: Policy, models: Sequence[str], max_steps: int, sessions: int
+  ):
+    """Set up a router that decides by a policy.
+
+    Args:
+      policy: the policy that decides.
+      models: the names of the models, SMALL first.
+      max_steps: the number of steps that the policy assumes a task to have at most.
+      sessions: the number of sessions to remember.
+    """
+    self._decider = Decider(policy, sessions)
+    self._lock = threading.Lock()
+    self._models = models
+    self._max_steps = max_steps
+
+  @classmethod
+  def load(cls, directory: str | Path, sessions: int = 16) -> "Router":
+    """Open the router that `--stage=serve` would serve.
+
+    Args:
+      directory: the run's directory, such as "runs/quickstart".
+      sessions: the number of sessions to remember.
+
+    Raises:
+      ValueError: the directory has no run, or the run has no trained router.
+    """
+    directory = Path(directory)
+    config = read_run(directory)
+    policy = open_router(RouterFiles(directory, config, one_device()), sessions)
+    return cls(policy, config.models.names, config.env.max_steps, sessions)
+
+  def decide(
+    self,
+    messages: Sequence[Mapping],
+    *,
+    tools: object = None,
+    left_usd: float | None = None,
+    left_large_calls: int | None = None,
+    session: str | None = None,
+    score: float | None = None,
+  ) -> RoutedModel:
+    """Choose the model that answers the next call of a session.
+
+    The caller must check by itself whether the chosen model's call fits `left_usd`.
+
+    Args:
+      messages: all messages of the session, in the form of OpenAI's chat completions.
+      tools: the tools of the call, in the same form.
+      left_usd: the remaining US dollars of the session's cap; None without a cap.
+      left_large_calls: the remaining LARGE calls of the session's cap; None without a
+        cap.
+      session: the session's name. Without it, the task's text identifies the session.
+      score: the score that your agent has reached so far, in [0, 1]; None if unknown.
+
+    Raises:
+      ValueError: a message has a wrong field, a remaining cap is negative, or the score
+        is outside [0, 1].
+    """
+    text = read_history({"messages": messages})
+    remaining_cap = Cap(left_large_calls, left_usd)
+    if min(remaining_cap.calls or 0, remaining_cap.usd or 0) < 0:
+      raise ValueError("left_usd or left_large_calls is negative. Pass 0 or more.")
+    if not 0 <= (score or 0) <= 1:
+      raise ValueError(f"The score is {score}. Pass a number in [0, 1].")
+    with self._lock:
+      live = self._make_live(session or text.opening, text, remaining_cap)
+      if live.steps:
+        live.steps[-1].score = score
+      if remaining_cap.calls == 0:
+        self._decider.remember(live)
+        decision = Decision(SMALL, p_A=[1.0, *[0.0] * len(self._models[1:])])
+      else:
+        (decision,) = self._decider.choose([live])
+      # The caller is assumed to call the chosen model now; the prompt is an estimate.
+      # The action of this step is filled in from the messages of the next call.
+      prompt_tokens = bound_tokens([*messages, tools]) // CHARS_PER_TOKEN
+      call = Call(decision.model, Usage(prompt_tokens, 0, 0), 0.0)
+      live.steps.append(Step("", decision.model, "", [call], started_s=live.started_s))
+    model = self._models[decision.model]
+    return RoutedModel(model, dict(zip(self._models, decision.p_A)))
+
+  def _make_live(self, session: str, text: History, remaining_cap: Cap) -> Live:
+    """Make the live episode of a session, from which the policy decides.
+
+    The texts come from the messages. The models and the remaining caps of earlier steps
+    come from this router's memory of the session.
+    """
+    task = Task(session, "test", text.task, self._max_steps)
+    job = Job(task, "test", 0)
+    remembered = self._decider.lives.get((task.id, job.seed), Live(job))
+    count = len(text.actions)
+    past_caps = [*remembered.remaining_caps, *[remaining_cap] * count]
+    return Live(
+      job,
+      models=len(self._models),
+      steps=text.write_steps(dict(enumerate(remembered.steps))),
+      observation=text.observations[-1],
+      remaining_caps=[*past_caps[:count], remaining_cap],
+      # Only differences count, so any clock will do.
+      started_s=time.monotonic(),
+    )

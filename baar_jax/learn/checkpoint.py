@@ -1,0 +1,370 @@
+"""Save checkpoints of trainings (Orbax), load them, and locate the files of routers."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import math
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import Mesh
+from tqdm import tqdm
+
+from baar_jax.config import Config, ablate
+from baar_jax.envs import table
+from baar_jax.episode import Episode
+from baar_jax.llms.prices import Billing, open_billing
+from baar_jax.mesh import split_parameters
+from baar_jax.rollout.jobs import BOPO, SFT
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.router import weights
+from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.view import View
+from baar_jax.store import Store
+
+# A run cannot change the number of updates of these families, and of families whose
+# names begin with these names. So their directories' names lack this number.
+FIXED = ("pretrain", "value", SFT)
+# The ablation that trains its own SFT router, because it changes the references.
+UNSTRATIFIED = "no-stratified"
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterFiles:
+  """Locate the routers of one training seed in the directory of a run.
+
+  Attributes:
+    directory: the directory of the run.
+    config: the configuration of this training seed.
+    mesh: the devices that routers are loaded onto.
+    training_seed: the number of the training seed, from 0.
+  """
+
+  directory: Path
+  config: Config
+  mesh: Mesh
+  training_seed: int = 0
+
+  @property
+  def tokenizer(self) -> Path:
+    """Return the directory of the tokenizer."""
+    return self.directory / "tokenizer"
+
+  @functools.cached_property
+  def billing(self) -> Billing:
+    """Return the prices and prompt caches of the models."""
+    env = table.load(self.config.env.kind)
+    return open_billing(self.config.models, env.cache_rule, env.step_s)
+
+  def open_view(self, proposals: bool = False) -> View:
+    """Open the view that turns an episode into the router's tokens.
+
+    Args:
+      proposals: whether the text has the proposals, as the cascade's scorer reads it.
+    """
+    models = len(self.config.models.names)
+    return View(self.config.router, self.tokenizer, proposals, models)
+
+  def open_trunk_view(self) -> View:
+    """Open the view of the value heads' trunk, which does not show the budget."""
+    router = dataclasses.replace(self.config.router, show_budget=False)
+    config = dataclasses.replace(self.config, router=router)
+    return dataclasses.replace(self, config=config).open_view()
+
+  def checkpoints(self, family: str, lam: float | None = None) -> Path:
+    """Return the directory of a router's checkpoints.
+
+    The name of a rival that learns from stored episodes has its number of updates. So
+    the rival is trained again if `baselines.updates` changes within a run.
+
+    Args:
+      family: "pretrain", "value", "sft", "bopo", a rival, an ablation, or the
+        `Training.sft_family` of an ablation.
+      lam: the cost weight of the training; None if the family has none.
+    """
+    name = family
+    if lam is None and not family.startswith(FIXED):
+      name += f"-{self.config.baselines.updates}"
+    if lam is not None:
+      name += f"-lam{lam:g}"
+    if self.training_seed:
+      name += f"-seed{self.training_seed}"
+    return self.directory / "checkpoints" / name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(RouterFiles):
+  """Bundle the inputs and outputs of one training seed or of one ablation.
+
+  `config` already has the seed, and the changes of the ablation.
+
+  Attributes:
+    store: the stored episodes and tasks of the run.
+    live_episodes: the most episodes that are played at once.
+    is_main: whether this process writes files.
+    log: appends named values to the run's metrics.
+    progress: opens a progress bar, by title, total, number done and unit.
+    print: prints a line for the user.
+    collect: plays the missing jobs of a policy and returns the episodes of all jobs
+      (`Run.collect`), by title, policy, jobs and the function that builds the policy.
+    ablation: a key of `config.ABLATIONS`; "" is the complete method.
+  """
+
+  store: Store
+  live_episodes: int
+  is_main: bool
+  log: Callable[..., None]
+  progress: Callable[[str, int, int, str], tqdm]
+  print: Callable[[str], None]
+  collect: Callable[
+    [str, PolicySpec, Sequence[Job], Callable[[PolicySpec], Policy]], list[Episode]
+  ]
+  ablation: str = ""
+
+  def ablate(self, name: str) -> "Training":
+    """Return the training of an ablation, without one part of the method.
+
+    Args:
+      name: a key of `config.ABLATIONS`.
+    """
+    log = functools.partial(self.log, ablation=name)
+    config = ablate(self.config, name)
+    return dataclasses.replace(self, config=config, log=log, ablation=name)
+
+  @property
+  def models(self) -> int:
+    """Return the number of models."""
+    return len(self.config.models.names)
+
+  @property
+  def sft_family(self) -> str:
+    """Return the family of the SFT router that the training starts from."""
+    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
+
+
+# Messages about checkpoints. The first {} is the newest checkpoint's directory, the
+# second {} is the reason.
+READING = (
+  "cannot read checkpoint {} ({}): remove this directory and run the same command"
+  " again, to continue from the previous checkpoint"
+)
+WRITING = (
+  "cannot write a checkpoint; the newest is {} ({}): "
+  "free disk space and run the same command again"
+)
+
+
+class Checkpoints:
+  """Keep the newest two checkpoints of a training.
+
+  A checkpoint gets its final name when it is complete. So the previous checkpoint stays
+  intact if the process is killed during a save.
+  """
+
+  def __init__(self, directory: Path, create: bool = False) -> None:
+    """Open the directory of a training's checkpoints.
+
+    Args:
+      directory: the directory of the checkpoints.
+      create: whether to make the directory if it is missing.
+    """
+    self.directory = directory.absolute()
+    # Orbax raises each error and also logs it with a traceback, so the log is silenced.
+    for name in ("absl", "asyncio"):
+      logging.getLogger(name).setLevel(logging.CRITICAL)
+    # A failed save leaves coroutines behind that nobody awaits.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
+    self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+  @property
+  def last_update(self) -> int:
+    """Return the number of updates in the newest checkpoint; 0 if there is none."""
+    return self._manager.latest_step() or 0
+
+  @property
+  def newest(self) -> str:
+    """Return the newest checkpoint's directory, or "none"."""
+    return f"{self.directory}/{self.last_update}" if self.last_update else "none"
+
+  @property
+  def progress(self) -> dict:
+    """Return the progress that the newest checkpoint has; {} if there is no checkpoint.
+
+    Raises:
+      ValueError: the checkpoint cannot be read.
+    """
+    if not self.last_update:
+      return {}
+    return self._read({"progress": ocp.args.JsonRestore()})["progress"]
+
+  def save(self, update: int, state: Mapping, **progress: float) -> None:
+    """Write a checkpoint in the background.
+
+    Args:
+      update: the number of updates so far, the name of the checkpoint.
+      state: pytrees of arrays, by name.
+      progress: values to store as JSON; `finished=True` marks the end of the training.
+
+    Raises:
+      ValueError: a checkpoint cannot be written. A later `save`, or `close`, may raise
+        this error instead.
+    """
+    trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
+    trees["progress"] = ocp.args.JsonSave(progress)
+    with self._explain(WRITING):
+      self._manager.save(update, args=ocp.args.Composite(**trees))
+
+  def restore(self, like: Mapping) -> dict:
+    """Read pytrees of the newest checkpoint.
+
+    Args:
+      like: pytrees with the expected names, shapes, dtypes and shardings.
+
+    Raises:
+      ValueError: the checkpoint is damaged, has another structure, or has a number that
+        is not finite.
+    """
+    trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+    return self._read(trees)
+
+  def close(self) -> None:
+    """Wait until all checkpoints are written, and close the directory.
+
+    Raises:
+      ValueError: a checkpoint cannot be written.
+    """
+    with self._explain(WRITING):
+      self._manager.close()
+
+  def _read(self, items: Mapping) -> dict:
+    """Read named items of the newest checkpoint, and check their numbers."""
+    with self._explain(READING):
+      args = ocp.args.Composite(**items)
+      composite = self._manager.restore(self.last_update, args=args)
+      restored = {name: composite[name] for name in items}
+      for x in jax.tree.leaves(restored):
+        if isinstance(x, jax.Array) and not jnp.isfinite(x).all():
+          raise ValueError("it has numbers that are not finite")
+    return restored
+
+  @contextlib.contextmanager
+  def _explain(self, problem: str) -> Iterator[None]:
+    """Turn every exception of Orbax into a ValueError of one line.
+
+    Orbax's exceptions have no common class, so every exception is caught.
+
+    Args:
+      problem: `READING` or `WRITING`.
+    """
+    # If one read fails, Python prints that the event loop of other reads is closed.
+    # This hook hides these lines.
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+      yield
+      sys.unraisablehook = hook
+    except Exception as error:
+      reason = textwrap.shorten(str(error) or repr(error), 250)
+      raise ValueError(problem.format(self.newest, reason)) from error
+
+
+def check_metrics(
+  stage: str, update: int, metrics: Mapping[str, float], newest: str = "none"
+) -> None:
+  """Check that all metrics of an update are finite.
+
+  Args:
+    stage: the name of the training, for the message.
+    update: the number of the update, from 1.
+    metrics: values by name, equal in every process, so that every process stops.
+    newest: the directory of the newest checkpoint, or "none".
+
+  Raises:
+    ValueError: a metric is not finite.
+  """
+  bad_metrics = [
+    f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
+  ]
+  if bad_metrics:
+    problem = f"{stage} stopped: update {update} has {', '.join(bad_metrics)}"
+    advice = "train again with a lower learning rate under another --config.name"
+    raise ValueError(f"{problem}; last good checkpoint: {newest}; {advice}")
+
+
+def load_initial(files: RouterFiles, view: View) -> Qwen2:
+  """Load the untrained router that SFT starts from.
+
+  The router has pretrained weights (`router.weights`), or the weights of the stage
+  "pretrain", or random weights. Unless it has all layers of pretrained weights, all
+  decision tokens get the same embedding row (our choice). Then all models are equally
+  probable at first, and past decisions do not predict the next decision.
+  """
+  config = files.config
+  if config.router.weights:
+    model = weights.load_pretrained(view, files.mesh)
+    if not config.router.layers:
+      return model
+  elif config.pretrain.epochs > 0:
+    model = load_router(files, "pretrain")
+  else:
+    model = weights.build_model(config.router, config.seed)
+  weights.set_rows(
+    model, view.decision_ids, [view.decision_ids] * len(view.decision_ids)
+  )
+  return model
+
+
+def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qwen2:
+  """Load a trained router.
+
+  Args:
+    files: the routers of a training seed.
+    family: the family of the router, see `RouterFiles.checkpoints`.
+    lam: the cost weight of its training, if the family has one.
+
+  Raises:
+    ValueError: the training has not ended, or the checkpoint cannot be read.
+  """
+  with open_finished(files, family, lam) as checkpoints:
+    shape = weights.find_shape(files.config.router, files.open_view().decision_ids)
+    graphdef, like = nnx.split(weights.make_abstract_model(shape))
+    shardings = split_parameters(like, files.mesh)
+    like = jax.tree.map(
+      lambda x, sharding: x.update(sharding=sharding), like, shardings
+    )
+    restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
+  nnx.replace_by_pure_dict(like, restored["params"])
+  return nnx.merge(graphdef, like)
+
+
+@contextlib.contextmanager
+def open_finished(
+  files: RouterFiles, family: str, lam: float | None = None
+) -> Iterator[Checkpoints]:
+  """Open the checkpoints of a trained router, without reading its parameters.
+
+  Args:
+    files: the routers of a training seed.
+    family: the family of the router, see `RouterFiles.checkpoints`.
+    lam: the cost weight of its training, if the family has one.
+
+  Raises:
+    ValueError: the training has not ended.
+  """
+  directory = files.checkpoints(family, lam)
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    if not checkpoints.progress.get("finished"):
+      stage = family if family in ("pretrain", SFT, BOPO) else "baselines"
+      problem = f"{directory} has no finished router"
+      raise ValueError(f"{problem}: run --stage={stage} first")
+    yield checkpoints

@@ -1,0 +1,258 @@
+"""Compute a router's logits on the devices of a mesh, and train the router there.
+
+Axes: B episodes, S decisions of an episode, R rows of tokens, T tokens of a row, A
+models, D width of a hidden state.
+"""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from baar_jax.config import BoPOConfig, SFTConfig
+from baar_jax.learn.batches import Batch, Loss
+from baar_jax.mesh import one_device, split_parameters, split_rows
+from baar_jax.router.qwen2 import Qwen2
+
+BOPO_WEIGHT_DECAY = 1e-4  # The weight decay of AdamW in BoPO (our choice).
+
+
+class ShardedRouter:
+  """Shard the parameters of a router over the devices of a mesh.
+
+  Attributes:
+    mesh: the devices.
+    params: the parameters, float32.
+    low_precision: whether the computation is not in float32.
+    hidden: maps a batch to float32 or bfloat16 hidden_BxSxD, the hidden states at the
+      decisions. Every process gets the whole array.
+    logits: maps a batch to float32 logits_BxSxA. Every process gets the whole array.
+  """
+
+  def __init__(
+    self,
+    model: Qwen2,
+    token_ids: Sequence[int] | None,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+  ) -> None:
+    """Move the parameters of a router onto the mesh.
+
+    Args:
+      model: the router.
+      token_ids: the tokens whose logits are computed; None is the whole vocabulary.
+      mesh: the devices; None is one device.
+      dtype: the dtype of the computation.
+    """
+    # Free the memory of earlier routers now. Each is in a reference cycle with its
+    # compiled functions, so Python would free it much later.
+    gc.collect()
+    self.mesh = mesh or one_device()
+    self._token_ids = None if token_ids is None else np.array(token_ids)
+    self._dtype = jnp.dtype(dtype)
+    self.low_precision = dtype != "float32"
+    self._graphdef, params = nnx.split(model)
+    self.params = jax.device_put(params, split_parameters(params, self.mesh))
+    self._replicated = NamedSharding(self.mesh, PartitionSpec())
+    self.hidden = self._compile(self._gather)
+    self.logits = self._compile(self._forward)
+
+  @property
+  def model(self) -> Qwen2:
+    """Return the router with its current parameters."""
+    return nnx.merge(self._graphdef, self.params)
+
+  def _compile(self, function: Callable) -> Callable[[Batch], jax.Array]:
+    """Compile a function of (parameters, batch).
+
+    Returns:
+      A function of a batch that uses the current parameters.
+    """
+    return partial(self._run, jax.jit(function, out_shardings=self._replicated))
+
+  def _run(self, compiled: Callable, batch: Batch) -> jax.Array:
+    """Call a compiled function with the rows of a batch sharded over the mesh."""
+    with jax.set_mesh(self.mesh):
+      return compiled(self.params, split_rows(batch, self.mesh))
+
+  def _gather(self, params: nnx.State, batch: Batch) -> jax.Array:
+    """Compute the hidden states hidden_BxSxD at the decisions."""
+    hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
+    return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
+
+  def _forward(self, params: nnx.State, batch: Batch) -> jax.Array:
+    """Compute logits_BxSxA, only at decisions and only of the tokens asked for."""
+    hidden_BxSxD = self._gather(params, batch)
+    return nnx.merge(self._graphdef, params).logits(hidden_BxSxD, self._token_ids)
+
+
+class Trainer(ShardedRouter):
+  """Train a sharded router with one optimizer and one loss.
+
+  Parameters and gradients are float32, whatever the dtype of the computation.
+
+  Attributes:
+    optimizer_state: the state of the optimizer.
+  """
+
+  def __init__(
+    self,
+    model: Qwen2,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    token_ids: Sequence[int] | None,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+  ) -> None:
+    """Copy the parameters of a router, and initialise the optimizer.
+
+    A gradient step overwrites (donates) the buffers of the trainer's parameters. So the
+    trainer works on a copy, and `model` stays intact.
+
+    Args:
+      model: the router to start from.
+      loss: the loss of a batch.
+      optimizer: the optimizer.
+      token_ids: the tokens whose logits are computed; None is the whole vocabulary.
+      mesh: the devices; None is one device.
+      dtype: the dtype of the computation.
+    """
+    graphdef, params = nnx.split(model)
+    copy = nnx.merge(graphdef, jax.tree.map(jnp.copy, params))
+    super().__init__(copy, token_ids, mesh, dtype)
+    self._loss = loss
+    self._optimizer = optimizer
+    replicated = self._replicated
+    params_sharding = split_parameters(self.params, self.mesh)
+    state = jax.eval_shape(optimizer.init, self.params)
+    state_sharding = split_parameters(state, self.mesh)
+    initialize = jax.jit(optimizer.init, out_shardings=state_sharding)
+    self.optimizer_state = initialize(self.params)
+    gradient = jax.grad(self._evaluate, has_aux=True)
+    self._gradient = jax.jit(gradient, out_shardings=(params_sharding, replicated))
+    self._figures = self._compile(self._evaluate)
+    self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+    self._apply = jax.jit(
+      self._apply_gradient,
+      donate_argnums=(0, 1),
+      out_shardings=(params_sharding, state_sharding, replicated),
+    )
+
+  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
+    """Take one optimizer step on the sum of the losses of micro-batches.
+
+    Every process takes the same step.
+
+    Args:
+      batches: the micro-batches of one gradient step, with their shares of it.
+
+    Returns:
+      Metrics: "loss" is the whole loss, "gradient_norm" the norm before clipping. The
+      other terms of the loss have their names, and are not multiplied by weights.
+    """
+    gradient = None
+    figures = []
+    for batch in batches:
+      addend, batch_figures = self._run(self._gradient, batch)
+      gradient = addend if gradient is None else self._add(gradient, addend)
+      del addend  # Free this gradient's memory before the next one is computed.
+      figures.append(batch_figures)
+    self.params, self.optimizer_state, norm = self._apply(
+      self.params, self.optimizer_state, gradient
+    )
+    totals = {name: sum(float(x[name]) for x in figures) for name in figures[0]}
+    return totals | {"gradient_norm": float(norm)}
+
+  def loss(self, batches: Sequence[Batch]) -> float:
+    """Compute the sum of the losses of micro-batches, without a step.
+
+    Every process gets the same value.
+    """
+    return sum(float(self._figures(batch)[0]) for batch in batches)
+
+  def _evaluate(self, params: nnx.State, batch: Batch) -> tuple[jax.Array, dict]:
+    """Compute the contribution of a batch to the loss of its gradient step.
+
+    Returns:
+      The sum over terms of weight * share * mean, and a dict of share * mean by term.
+      The dict's entry "loss" is the sum instead.
+    """
+    loss = 0.0
+    figures = {}
+    for name, term in self._loss(self._forward(params, batch), batch).items():
+      mean = term.values.mean
+      figures[name] = term.share * mean
+      loss += term.weight * term.share * mean
+    return loss, figures | {"loss": loss}
+
+  def _apply_gradient(
+    self, params: nnx.State, state: optax.OptState, gradient: nnx.State
+  ) -> tuple[nnx.State, optax.OptState, jax.Array]:
+    """Apply the optimizer to a gradient.
+
+    Returns:
+      The new parameters, the new state, and the norm of the gradient before clipping.
+    """
+    updates, state = self._optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
+
+  @property
+  def state(self) -> dict:
+    """Return the pytrees to save in a checkpoint, by name."""
+    leaves = jax.tree.leaves(self.optimizer_state)
+    return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
+
+  def load(self, state: Mapping) -> None:
+    """Load the parameters and the optimizer's state from a saved `state`."""
+    nnx.replace_by_pure_dict(self.params, state["params"])
+    treedef = jax.tree.structure(self.optimizer_state)
+    self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
+
+
+def sft_optimizer(
+  config: SFTConfig, learning_rate: float
+) -> optax.GradientTransformation:
+  """Make the optimizer of SFT: AdamW with warm-up and cosine decay (paper: appendix).
+
+  The rate rises linearly over `warmup_share` of the updates and then falls to 0. It
+  starts above 0, so that the first update learns too (our choice).
+
+  Args:
+    config: supplies `updates`, `warmup_share`, `clip_norm`, `adam_eps` and
+      `weight_decay`.
+    learning_rate: the highest learning rate.
+  """
+  warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
+  first = learning_rate / (warmup + 1)
+  schedule = optax.warmup_cosine_decay_schedule(
+    first, learning_rate, warmup, config.updates
+  )
+  return _clip_adamw(schedule, config, config.weight_decay)
+
+
+def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
+  """Make the optimizer of BoPO: AdamW at a constant rate (paper: appendix).
+
+  Weight decay and the clip of the gradient's norm are our choices.
+  """
+  return _clip_adamw(config.learning_rate, config, BOPO_WEIGHT_DECAY)
+
+
+def _clip_adamw(
+  learning_rate: optax.ScalarOrSchedule,
+  config: SFTConfig | BoPOConfig,
+  weight_decay: float,
+) -> optax.GradientTransformation:
+  """Make AdamW that clips the norm of the gradient first."""
+  clip = optax.clip_by_global_norm(config.clip_norm)
+  # The value b2 = 0.99 of AdamW is our choice.
+  adamw = optax.adamw(
+    learning_rate, b2=0.99, eps=config.adam_eps, weight_decay=weight_decay
+  )
+  return optax.chain(clip, adamw)

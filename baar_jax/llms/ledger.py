@@ -1,0 +1,281 @@
+"""Record the calls of API models in the run's SQLite files, with costs and replies.
+
+The records of clients' conversations are here, too; baar_serve/sessions.py keeps them.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from baar_jax.episode import Reply, Step
+from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
+
+REPLY_ROW = TypeAdapter(Reply)
+UNREADABLE = "{}: call {} cannot be read. Restore a copy of the file, then run again."
+IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
+
+INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS calls (
+  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT,
+  problem TEXT);
+CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
+"""
+
+# The tables of clients' purses and conversations.
+SESSIONS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS purses (
+  id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
+  changed_s REAL, UNIQUE (client, name));
+CREATE TABLE IF NOT EXISTS conversations (
+  id INTEGER PRIMARY KEY, purse INTEGER, state TEXT, name TEXT, changed_s REAL,
+  score REAL);
+CREATE INDEX IF NOT EXISTS conversations_by_purse ON conversations (purse);
+CREATE TABLE IF NOT EXISTS attempts (
+  id INTEGER PRIMARY KEY, purse INTEGER, conversation INTEGER, at_s REAL, record TEXT);
+CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
+CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
+CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
+CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
+"""
+
+
+@dataclasses.dataclass
+class Cache:
+  """The beginning of a conversation's prompts that a model may have in its cache.
+
+  Attributes:
+    messages: the number of messages in this prefix.
+    digest: a hash of the prefix; see `hash_prefix`.
+    tokens: the prompt tokens of the prefix, as billed.
+    at_s: when the model read the prefix, in seconds since 1970.
+    is_proven: whether this server itself read the tokens in the model's answer.
+  """
+
+  messages: int
+  digest: str
+  tokens: int
+  at_s: float
+  is_proven: bool = True
+
+
+@dataclasses.dataclass
+class Record:
+  """A step of a conversation, as it is stored.
+
+  Attributes:
+    place: the number of replies in the call's history.
+    cache: what the call left in its model's prompt cache; None if that is unknown.
+    switch_usd: the dollars that a prompt cache would have saved if the model had not
+      changed before this step.
+    atoms: hashes of the reply; see `hash_turn`.
+    size: the number of characters of the call.
+    has_tools: whether the call offered tools.
+    number: the number of the attempt that completed the step.
+    known: how usual the text was for the router; None if unknown.
+  """
+
+  step: Step
+  place: int
+  cache: Cache | None
+  switch_usd: float
+  atoms: list[str]
+  size: int = 0
+  has_tools: bool = False
+  number: int = 0
+  known: float | None = None
+
+
+RECORD = TypeAdapter(Record)
+
+
+@dataclasses.dataclass
+class State:
+  """What a conversation keeps from its first call on.
+
+  Attributes:
+    rule: the policy that decides, a key of `Exchange.deciders`.
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+    policy: the policy key that the episode is stored under.
+    task_id: the task's name; without one from the client, a hash of its text.
+    description: the task's text; "" unless texts are recorded.
+    opening: a hash of the task's text.
+    began_s: when the first call came, in seconds since 1970.
+  """
+
+  rule: str
+  cost_weight: float | None
+  policy: str
+  task_id: str
+  description: str
+  opening: str
+  began_s: float
+
+
+STATE = TypeAdapter(State)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+  """The dollars of all calls so far.
+
+  Attributes:
+    replies_usd: dollars of usable replies, one sum per model.
+    retries_usd: dollars of attempts that were billed but brought no usable reply.
+    presumed_usd: the sum of the worst cases of attempts that may have been billed.
+  """
+
+  replies_usd: tuple[float, ...] = (0.0, 0.0)
+  retries_usd: float = 0.0
+  presumed_usd: float = 0.0
+
+  @property
+  def at_most_usd(self) -> float:
+    """Return an upper bound on the dollars: unknown outcomes count as billed."""
+    return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
+
+
+def open_calls(path: Path | str) -> sqlite3.Connection:
+  """Open a SQLite file of episodes, and create its table of calls if needed.
+
+  Each commit waits until the disk has the data, so that even a power loss forgets no
+  call that was sent.
+  """
+  db = sqlite3.connect(path, check_same_thread=False, timeout=60)
+  db.execute("PRAGMA journal_mode=WAL")
+  db.execute("PRAGMA synchronous=FULL")
+  db.executescript(_SCHEMA)
+  return db
+
+
+class Calls:
+  """Record each attempt at a call on disk, both before and after the attempt.
+
+  Threads may share the object. If the process is killed, its unfinished calls keep the
+  kind OPEN and count at their worst case.
+  """
+
+  def __init__(self, path: Path | str):
+    """Open the SQLite file in which this process also stores its episodes."""
+    self._lock = threading.Lock()
+    self._path = path
+    self._db = open_calls(path)
+
+  def begin(self, model: int, worst_usd: float, request: str) -> int:
+    """Record an attempt that is about to be made.
+
+    Args:
+      model: index of the model.
+      worst_usd: the worst case of the attempt.
+      request: hash of the request.
+
+    Returns:
+      The number of the attempt, for `end`.
+    """
+    with self._lock, self._db:
+      return self._db.execute(INSERT, (model, OPEN, worst_usd, request)).lastrowid
+
+  def end(
+    self,
+    call: int,
+    kind: str,
+    usd: float,
+    reply: Reply | None = None,
+    problem: str | None = None,
+  ) -> None:
+    """Record the end of an attempt.
+
+    Args:
+      call: the number of the attempt, as `begin` returned it.
+      kind: the kind of outcome, such as REPLY; see `client.Outcome`.
+      usd: the cost of the attempt.
+      reply: the reply to replay if the same request comes again.
+      problem: the reason why there is no usable reply; "" after a success. None if the
+        attempt says nothing about the model; `find_repeated_problem` then ignores it.
+    """
+    text = None
+    if reply is not None:
+      text = json.dumps(reply, default=vars, ensure_ascii=False)
+    update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
+    with self._lock, self._db:
+      self._db.execute(update, (kind, usd, text, problem, call))
+
+  def find(self, request: str) -> Reply | None:
+    """Find the recorded reply to a request, and mark it as replayed.
+
+    Args:
+      request: hash of the request.
+
+    Returns:
+      The reply; None if the request has no recorded reply.
+
+    Raises:
+      ValueError: the recorded reply is damaged.
+    """
+    select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
+    with self._lock:
+      row = self._db.execute(select, (request,)).fetchone()
+    if row is None:
+      return None
+    try:
+      reply = REPLY_ROW.validate_json(row[1])
+    except ValidationError:
+      raise ValueError(UNREADABLE.format(self._path, row[0])) from None
+    call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
+    return dataclasses.replace(reply, call=call)
+
+  def find_repeated_problem(self, model: int, limit: int) -> str:
+    """Find the problem that a model's last `limit` attempts have in common.
+
+    Returns:
+      The problem; "" if the problems differ, if an attempt succeeded, or if there are
+      fewer attempts.
+    """
+    select = (
+      "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL "
+      "ORDER BY id DESC LIMIT ?"
+    )
+    with self._lock:
+      rows = self._db.execute(select, (model, limit)).fetchall()
+    if len(rows) < limit or len({*rows}) != 1:
+      return ""
+    return rows[0][0]
+
+  def close(self) -> None:
+    """Close the SQLite file."""
+    with self._lock:
+      self._db.close()
+
+
+def read_spent(directory: Path, models: int) -> Spent:
+  """Add up the dollars of all calls that a run's processes have recorded.
+
+  Args:
+    directory: the run's directory.
+    models: number of models to report. If a judge is to be reported, it counts as one
+      more model, after the models to route between.
+
+  Raises:
+    ValueError: the cost of a call is damaged.
+  """
+  # Dollars by key. The key of replies is the index of their model. The key of other
+  # attempts is the kind of their outcome.
+  usd = collections.Counter()
+  later_processes = directory.glob("episodes-[0-9]*.sqlite")
+  for path in sorted([*later_processes, *directory.glob("episodes.sqlite")]):
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
+      if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
+        continue
+      if row := db.execute(f"SELECT id FROM calls WHERE NOT ({IS_COST})").fetchone():
+        raise ValueError(UNREADABLE.format(path, row[0]))
+      sums = db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2")
+      for model, kind, sum_usd in sums:
+        usd[model if kind == REPLY else kind] += sum_usd
+  replies_usd = tuple(float(usd[model]) for model in range(models))
+  return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))

@@ -1,0 +1,326 @@
+"""Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import gc
+import hashlib
+import os
+import resource
+import socket
+import threading
+import tomllib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from baar_jax.config import SERVED
+from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.report.texts import label_policy
+from baar_jax.rivals.families import FAMILIES, Loader, open_router
+from baar_jax.rivals.listing import served_specs
+from baar_jax.rollout.rules import Policy
+from baar_jax.run import Run
+from baar_jax.store import read_run, require_file
+from baar_serve.request import ROUTER, SAMPLE, ClientKey
+
+# Only this stage needs the libraries of a server, so its functions import them.
+if TYPE_CHECKING:
+  import uvicorn
+  from starlette.types import ASGIApp
+  from uvicorn.protocols.http.h11_impl import H11Protocol
+
+  from baar_serve.app import App
+
+# The type of a result.
+Result = TypeVar("Result")
+# Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
+# longer is cancelled, and counts at its worst case.
+GRACE_S = 1
+# Seconds within which the headers of a request must arrive.
+HEADERS_S = 10.0
+# Most open connections of clients; further ones get HTTP 503.
+MOST_CONNECTIONS = 2000
+
+
+class Opening:
+  """Open a run's application while the server already answers.
+
+  Until the application is ready, each request is answered with HTTP 503.
+
+  Attributes:
+    error: the error that keeps the application from being ready; None without one.
+  """
+
+  def __init__(self, run: Run, starting: "ASGIApp"):
+    """Open nothing yet.
+
+    Args:
+      starting: the answer until the application is ready.
+    """
+    self.error: Exception | None = None
+    self._run = run
+    self._app = starting
+
+  async def answer(self, *message: object) -> None:
+    """Answer a request by the application, or say that the server is starting."""
+    await self._app(*message)
+
+  async def open(self, ready: str, server: "uvicorn.Server") -> None:
+    """Open the application, and keep it open until this task is cancelled.
+
+    Args:
+      ready: the line to print when it is ready.
+      server: the server, which ends if the application cannot be opened.
+    """
+    run = self._run
+    try:
+      policies = await wait_for_thread(functools.partial(open_policies, run))
+      app = build(run, policies)
+      # What is open now stays open. All calls would wait while Python looks for garbage
+      # among it.
+      gc.collect()
+      gc.freeze()
+    except Exception as error:
+      self.error = error
+      server.should_exit = True
+      return
+    async with app.router.lifespan_context(app):
+      self._app = app
+      run.print(ready)
+      await asyncio.Event().wait()
+
+
+def main(run: Run) -> None:
+  """Serve a run's endpoint until Ctrl-C.
+
+  Raises:
+    ValueError: a router, a price or a key is missing, or the server cannot listen at
+      the address.
+  """
+  import uvicorn
+  from starlette.applications import Starlette
+  from starlette.responses import JSONResponse
+
+  serve_config = run.config.serve
+  host = serve_config.host
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  try:
+    listener = socket.create_server((host, serve_config.port), family=family)
+  except OSError as error:
+    raise ValueError(
+      f"Cannot listen on {host}:{serve_config.port} ({error.strerror}). "
+      "Set another --config.serve.port or --config.serve.host."
+    ) from None
+  starting = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
+  opening = Opening(run, starting)
+
+  @contextlib.asynccontextmanager
+  async def live(gate: Starlette) -> AsyncIterator[None]:
+    """Open the application beside the server."""
+    ready = (
+      f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
+    )
+    task = asyncio.ensure_future(opening.open(ready, server))
+    yield
+    task.cancel()
+
+  with listener:
+    address = f"http://{host}:{listener.getsockname()[1]}"
+    run.print(f"Starting at {address}: opening and compiling the policies.")
+    if serve_config.estimate:
+      run.print(
+        f"--config.serve.estimate={serve_config.estimate:g}: a session may pass its "
+        "cap, by at most the worst cases of its calls in flight."
+      )
+    gate = Starlette(lifespan=live)
+    gate.mount("/", opening.answer)
+    # A call in flight needs two open files, its client's and its model's connection.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    config = uvicorn.Config(
+      gate,
+      http=make_protocol(),
+      log_level="warning",
+      limit_concurrency=MOST_CONNECTIONS,
+      timeout_graceful_shutdown=GRACE_S,
+      ws="none",
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+  if opening.error:
+    raise opening.error
+
+
+def make_protocol() -> "type[H11Protocol]":
+  """Make the class of clients' connections.
+
+  A connection closes if a request's headers are late, or state its length in two ways.
+  """
+  import h11
+  from uvicorn.protocols.http.h11_impl import H11Protocol
+
+  class Connection(H11Protocol):
+    """A client's connection with a time limit for the headers of each request."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: object, **options: object):
+      """Refuse a request that states its length in two ways, and close."""
+      super().__init__(*args, **options)
+      next_event = self.conn.next_event
+
+      def read_event() -> object:
+        """Read the next event of the connection."""
+        event = next_event()
+        names = {name for name, _ in getattr(event, "headers", ())}
+        if names >= {b"content-length", b"transfer-encoding"}:
+          raise h11.RemoteProtocolError("two lengths")
+        return event
+
+      self.conn.next_event = read_event
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+      """Start the time limit of the first request."""
+      super().connection_made(transport)
+      self.timer = self.loop.call_later(HEADERS_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+      """Read data; the time limit ends with the headers, and starts with the next."""
+      super().data_received(data)
+      if self.cycle and not self.cycle.response_complete:
+        self.timer.cancel()
+      elif self.timer.cancelled():
+        self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+      """End the time limit."""
+      self.timer.cancel()
+      super().connection_lost(error)
+
+  return Connection
+
+
+async def wait_for_thread(work: Callable[[], Result]) -> Result:
+  """Wait for the result of work in a thread that does not outlive the program."""
+  loop = asyncio.get_running_loop()
+  future = loop.create_future()
+
+  def finish() -> None:
+    """Do the work, and hand on its result or its error."""
+    try:
+      settle = functools.partial(future.set_result, work())
+    except Exception as error:
+      settle = functools.partial(future.set_exception, error)
+    loop.call_soon_threadsafe(settle)
+
+  threading.Thread(target=finish, daemon=True).start()
+  return await future
+
+
+def open_policies(run: Run) -> dict[str, Policy]:
+  """Open and compile the policies that clients can select by the model name.
+
+  They are the boundary policies, the random policies, and the policy of
+  `--config.serve.policy`. The keys are the rules, such as "small" or "router".
+
+  Raises:
+    ValueError: `--config.serve.policy` needs a trained router, and there is none.
+  """
+  files = run.training()
+  config = files.config
+  serve_config = config.serve
+  loader = Loader(files, serve_config.max_sessions)
+  policies = {}
+  for name, spec in served_specs(config).items():
+    policies[name] = loader.build(spec)
+  if serve_config.policy in (ROUTER, SAMPLE):
+    source = find_router_files(files)
+    policies[serve_config.policy] = open_router(
+      source, serve_config.max_sessions, serve_config.policy == SAMPLE
+    )
+  for policy in policies.values():
+    policy.compile()
+  return policies
+
+
+def find_router_files(files: RouterFiles) -> RouterFiles:
+  """Return the files of the run whose router decides.
+
+  `--config.serve.router` names this run. Without it, it is the run that serves. The
+  models and the environment are those of the run that serves.
+
+  Args:
+    files: the files of the run that serves.
+
+  Raises:
+    ValueError: the run has no trained router, or its router has another number of
+      models than the run that serves.
+  """
+  config = files.config
+  router = config.serve.router
+  if router:
+    source = Path(router)
+    trained = read_run(source)
+    count = len(trained.models.names)
+    if count != len(config.models.names):
+      problem = f"--config.serve.router={router} routes between {count} models"
+      raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
+    served = dataclasses.replace(trained, models=config.models, env=config.env)
+    files = RouterFiles(source, served, files.mesh)
+  if not files.tokenizer.exists():
+    problem = f"{files.directory} has no trained router"
+    remedy = "Set --config.serve.router to the directory of a run that has one"
+    raise ValueError(f"{problem}. {remedy}, or set --config.serve.policy=small.")
+  return files
+
+
+def build(run: Run, policies: dict[str, Policy]) -> "App":
+  """Build the web application that serves a run.
+
+  Args:
+    policies: the result of `open_policies`.
+
+  Raises:
+    ValueError: a router, a model's price or key, or the clients' key is missing, or
+      `--config.env.kind` is not "served".
+  """
+  from baar_serve.app import LOCAL, App
+  from baar_serve.exchange import Exchange
+  from baar_serve.sessions import Sessions
+
+  config = run.config
+  serve_config = config.serve
+  keys = read_keys(Path(serve_config.keys)) if serve_config.keys else []
+  key = os.environ.get(serve_config.key_variable, "").strip()
+  if key:
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    keys.append(ClientKey(sha256=digest, operator=True))
+  if not keys and (serve_config.key_variable or serve_config.host not in LOCAL):
+    raise ValueError(
+      f"Serving at {serve_config.host} needs a key, which clients must send. "
+      "Set --config.serve.key_variable to the name of a variable that holds the key, "
+      "or --config.serve.keys to a file of keys."
+    )
+  if config.env.kind != SERVED:
+    raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
+  usd_per_day = {key.name: key.usd_per_day for key in keys}
+  sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
+  label = functools.partial(label_policy, styles=FAMILIES)
+  return App(Exchange(config, run.store, sessions, policies), keys, label)
+
+
+def read_keys(path: Path) -> list[ClientKey]:
+  """Read the clients' keys in a TOML file.
+
+  Raises:
+    ValueError: the file cannot be read, or has a wrong or unknown field.
+  """
+  try:
+    tables = tomllib.loads(require_file(path).read_text())
+    return [ClientKey.read(table | {"name": name}) for name, table in tables.items()]
+  except (OSError, TypeError, ValueError) as error:
+    problem = f"Cannot read the keys in {path}: {error}"
+    remedy = "Correct --config.serve.keys; docs/serving_reference.md has its form"
+    raise ValueError(f"{problem}. {remedy}.") from None

@@ -1,0 +1,437 @@
+"""Answer clients' HTTP requests: chat completions, decisions, scores, and pages."""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import re
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import jinja2
+import prometheus_client as prometheus
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from baar_jax.config import Dollars
+from baar_jax.llms import chat_completions
+from baar_jax.llms.usage import ImpossibleUsage
+from baar_jax.llms.wire import WireForm, pick_headers
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_serve.client import FORMS, Outcome
+from baar_serve.desk import NAME, Desk
+from baar_serve.exchange import Exchange
+from baar_serve.forms import messages, responses
+from baar_serve.request import (
+  EXHAUSTED,
+  PASSED_HEADERS,
+  ClientKey,
+  ListQuery,
+  Refusal,
+  SessionScore,
+  StrictRecord,
+  read_body,
+  read_headers,
+  write_event,
+)
+from baar_serve.sessions import Purse
+
+EVENT_STREAM = "text/event-stream"
+# Names of this machine itself. A server that listens on one of these hosts needs no
+# key.
+LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+REPORT = Path(__file__).parents[1] / "baar_jax" / "report"
+TEMPLATE_DIRS = (Path(__file__).parent, REPORT)
+  Path(__file__).parent,
+  Path(__file__).parents[1] / "baar_jax" / "report",
+)
+
+
+class Caps(StrictRecord):
+  """New caps of a session; null removes a cap."""
+
+  model_config = {"strict": True, "extra": "forbid"}
+  max_usd: Dollars | None
+  max_large_calls: int | None = Field(ge=0, le=10**9)
+
+
+class App(Starlette):
+  """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
+
+  def __init__(
+    self,
+    exchange: Exchange,
+    keys: Sequence[ClientKey],
+    label_policy: Callable[[PolicySpec], str],
+  ):
+    """Set up the routes of an exchange.
+
+    Args:
+      keys: the keys that clients may send; without any, clients need no key.
+      label_policy: writes a policy's label for readers.
+    """
+    self.exchange = exchange
+    self._keys = keys
+    self.desk = Desk(
+      exchange.config, exchange.sessions, exchange.deciders, label_policy
+    )
+    jinja = jinja2.Environment(
+      loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
+    )
+    self._page = jinja.get_template("sessions.html.j2")
+    table = {
+      "POST /v1/decision": self._answer_decision,
+      "GET /v1/models": self._list_models,
+      "GET /v1/responses": self._refuse_socket,
+      "POST /v1/messages/count_tokens": self._count_tokens,
+      "GET /v1/sessions": self._list_sessions,
+      "POST /v1/sessions/{id:path}/score": self._score_session,
+      "GET /v1/sessions/{id:path}": self._show_session,
+      "PATCH /v1/sessions/{id:path}": self._change_session,
+      "GET /metrics": self._show_metrics,
+      "GET /": self._show_page,
+    }
+    for path, form in FORMS.items():
+      table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
+    routes = [Route("/health", lambda request: JSONResponse({"status": "ok"}))]
+    for method_and_path, handle in table.items():
+      method, path = method_and_path.split()
+      # For clients that can only set a URL: NAME is the session's name.
+      for prefix in ("", "/s/{session}"):
+        routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
+    names = ", ".join(sorted(table)).replace(":path", "")
+
+    self._problem = f"Unknown path or method. This server answers {names}, GET /health."
+
+    @contextlib.asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+      """Look for conversations that are over, as long as the server runs."""
+      exchange.start(exchange.watch())
+      yield
+
+    super().__init__(
+      routes=routes,
+      exception_handlers={HTTPException: self._refuse_route},
+      lifespan=live,
+    )
+
+  async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
+    """Answer a request whose path or method is unknown, with the list of routes."""
+    return respond_error(Refusal(error.status_code, self._problem), request)
+
+  async def _read(self, request: Request) -> dict:
+    """Read the JSON body of a request."""
+    return await read_body(request, self.exchange.config.serve.max_body_mb)
+
+  def _guard(
+    self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
+  ) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """Return a function that checks the client's key before it calls `handle`.
+
+    The function `handle` answers the requests of one route (a method and a path).
+    If `handle` raises an exception, the client gets an error in the form that it
+    speaks.
+    """
+
+    async def answer(request: Request) -> ASGIApp:
+      """Check the client's key, and answer the request or its error."""
+      try:
+        return await handle(request, self._check_client(request))
+      except Refusal as error:
+        self.exchange.budgets.metrics.refusals.labels(error.code).inc()
+        refusal = error
+      except sqlite3.OperationalError as error:
+        refusal = Refusal(
+          503,
+          f"The server cannot write its ledger ({error}). Free disk space there, and "
+          "send the call again.",
+          "server_error",
+        )
+      except (responses.UnknownItem, ImpossibleUsage) as error:
+        refusal = Refusal(400, str(error))
+      except RecursionError:
+        refusal = Refusal(400, "The body is nested too deeply. Send a flatter one.")
+      except ClientDisconnect:
+        refusal = Refusal(400, "The client closed the connection. Send the call again.")
+      except Exception as bug:  # The request is private, so it is not printed.
+        kind = type(bug).__name__
+        print(f"error: {kind} in {request.url.path}", file=sys.stderr)
+        refusal = Refusal(
+          500,
+          f"This server has a bug ({kind}). Report it to its operator.",
+          "server_error",
+        )
+      return respond_error(refusal, request)
+
+    return answer
+
+  def _check_client(self, request: Request) -> ClientKey:
+    """Find the key that a client has sent.
+
+    Raises:
+      Refusal: the client's key is wrong, or the server has no key and the client's URL
+        has another host than those in LOCAL.
+    """
+    hosts = request.headers.getlist("host")
+    if not self._keys and not (len(hosts) == 1 and LOCAL_HOST.fullmatch(hosts[0])):
+      # A web page of another site may point its host name at this machine, and so call
+      # this server from the user's browser (DNS rebinding).
+      names = " or ".join(LOCAL)
+      raise Refusal(403, f"This server has no key, so call it as {names}.")
+    if not self._keys:
+      return ClientKey(operator=True)
+    for name in ("authorization", "x-api-key"):
+      sent = re.sub("^bearer ", "", request.headers.get(name, ""), flags=re.IGNORECASE)
+      digest = hashlib.sha256(sent.encode()).hexdigest()
+      for key in self._keys:
+        if hmac.compare_digest(digest, key.sha256):
+          return key
+    raise Refusal(
+      401,
+      "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key.",
+      code="invalid_api_key",
+    )
+
+  async def _answer_call(
+    self, form: WireForm, request: Request, key: ClientKey
+  ) -> Response:
+    """Answer a call in its wire form: choose a model, call it, and book the cost."""
+    body = await self._read(request)
+    headers = read_headers(request)
+    try:
+      if form is responses.FORM:
+        self.exchange.items.resolve(key.name, body)
+      receive = functools.partial(self.desk.receive, key, form, headers, body)
+      delivery = self.exchange.deliver(key.name, form, headers, body, receive)
+      # After the body, the next message is that the client has left.
+      leaving = asyncio.ensure_future(request.receive())
+      leaving.add_done_callback(delivery.drop)
+      try:
+        # If a client leaves, this task is cancelled, and the answer must go on.
+        fields, own_headers = await asyncio.shield(delivery.begun)
+      finally:
+        leaving.cancel()
+    except Refusal as refusal:
+      is_partial = headers.get("x-baar-on-exhausted") == "partial"
+      is_finished = self.exchange.config.serve.exhausted == "finish"
+      # Some agents go on after a text, and stop at this status.
+      is_finished &= refusal.status != form.last_status
+      if refusal.code != EXHAUSTED or not (is_partial or is_finished):
+        raise
+      fields = form.write_answer("" if is_partial else str(refusal), NAME)
+      own_headers = refusal.headers
+    if not fields:
+      return StreamingResponse(
+        delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
+      )
+    if body.get("stream"):
+      content = b"".join(map(write_event, form.write_stream(fields)))
+      return Response(content, headers=own_headers, media_type=EVENT_STREAM)
+    # JSON escapes all characters beyond ASCII here, because a model's text may end with
+    # half a surrogate pair, which UTF-8 cannot encode.
+    content = json.dumps(fields)
+    return Response(content, headers=own_headers, media_type="application/json")
+
+  async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
+    """Pass a request for a count of tokens on to a model. It costs nothing."""
+    body = await self._read(request)
+    # The cheapest model that offers the form, else SMALL, whose error tells the reason.
+    upstreams = self.exchange.upstreams
+    offering = (found for found in upstreams if found.offers(messages.FORM))
+    upstream = next(offering, upstreams[0])
+    answer = await upstream.send(
+      messages.FORM,
+      body | {"model": upstream.name},
+      upstream.config.timeout_s,
+      "messages/count_tokens",
+      pick_headers(request.headers, PASSED_HEADERS),
+    )
+    if isinstance(answer, Outcome):
+      raise upstream.refuse(answer, messages.FORM)
+    return JSONResponse(answer.fields)
+
+  async def _answer_decision(self, request: Request, key: ClientKey) -> Response:
+    """Answer a decision alone, for a client that calls the chosen model itself.
+
+    If the body has the `decision_id` of an earlier decision, book the usage that the
+    client reports for that decision's call.
+    """
+    exchange = self.exchange
+    body = await self._read(request)
+    if "decision_id" in body:
+      routed = exchange.book_report(key.client, body["decision_id"], body)
+      return JSONResponse(self.desk.describe(routed.call.purse), headers=routed.headers)
+    form = chat_completions.FORM
+    if "input" in body:
+      form = responses.FORM
+    if "anthropic-version" in request.headers:
+      form = messages.FORM
+    call = self.desk.receive(key, form, read_headers(request), body)
+    outlooks = exchange.forecast(call) if call.conversation else ()
+    routed = await exchange.decide(call)
+    number = exchange.reserve_reported(routed)
+    left = call.purse.remaining_caps
+    expected_usd = {}
+    warm_tokens = {}
+    for name, outlook in zip(exchange.names, outlooks):
+      expected_usd[name] = outlook.usd
+      warm_tokens[name] = outlook.warm_tokens
+    fields = dict(
+      decision_id=number,
+      session_id=call.purse.name,
+      conversation=call.conversation and call.conversation.id,
+      model=routed.upstream.name,
+      probabilities=dict(zip(exchange.names, routed.decision.p_A)),
+      p_large=routed.large_p,
+      expected_usd=expected_usd,
+      warm_tokens=warm_tokens,
+      left_usd=left.usd,
+      left_large_calls=left.calls,
+    )
+    return JSONResponse(fields, headers=routed.headers)
+
+  async def _score_session(self, request: Request, key: ClientKey) -> Response:
+    """End a session's task with its score, and respond with its caps and dollars."""
+    purse = self._find_purse(request, key)
+    self.exchange.score(purse, SessionScore.read(await self._read(request)))
+    return JSONResponse(self.desk.describe(purse))
+
+  async def _show_session(self, request: Request, key: ClientKey) -> Response:
+    """Respond with a session's caps, dollars and conversations."""
+    return JSONResponse(self.desk.describe(self._find_purse(request, key)))
+
+  async def _change_session(self, request: Request, key: ClientKey) -> Response:
+    """Replace the caps of a session that an operator names.
+
+    Raises:
+      Refusal: the client is no operator.
+    """
+    if not key.operator:
+      raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
+    purse = self._find_purse(request, key)
+    old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
+    new = Caps.read(old | await self._read(request))
+    self.exchange.sessions.change_caps(purse, Cap(new.max_large_calls, new.max_usd))
+    return JSONResponse(self.desk.describe(purse))
+
+  async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the client's sessions, the newest first, in pages."""
+    return JSONResponse(dict(object="list", data=self._list_newest(request, key)))
+
+  def _list_newest(self, request: Request, key: ClientKey) -> list[dict]:
+    """Describe the client's sessions that a query asks for, the newest first."""
+    query = ListQuery.read(dict(request.query_params))
+    client = query.client if key.operator else key.name
+    condition = (
+      "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
+      "ORDER BY changed_s DESC LIMIT ?"
+    )
+    values = (query.before_s, client or key.client, query.name, query.limit)
+    purses = self.exchange.sessions.list_purses(condition, *values)
+    return [self.desk.describe(purse) for purse in purses]
+
+  async def _list_models(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the model names that clients may send, in all forms at once."""
+    caps = self.exchange.config.evaluate.call_budgets
+    # Claude Code lists only names that begin like the first one, which is an alias.
+    names = [f"claude-{NAME}", *self.desk.served, *(f"{NAME}:K={K}" for K in caps)]
+    models = []
+    for name in names:
+      models.append(
+        dict(
+          id=name,
+          object="model",
+          created=0,
+          owned_by=NAME,
+          type="model",
+          display_name=name,
+          created_at="2026-01-01T00:00:00Z",
+        )
+      )
+    return JSONResponse(
+      dict(
+        object="list",
+        data=models,
+        first_id=names[0],
+        last_id=names[-1],
+        has_more=False,
+      )
+    )
+
+  async def _refuse_socket(self, request: Request, key: ClientKey) -> Response:
+    """Refuse a WebSocket, so that Codex sends its calls as requests at once."""
+    raise Refusal(426, "This server has no WebSockets. Send POST /v1/responses.")
+
+  async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the attempts at model calls and their dollars, for Prometheus.
+
+    Raises:
+      Refusal: the client is no operator.
+    """
+    if not key.operator:
+      raise Refusal(403, "Only an operator's key shows metrics. Ask the operator.")
+    registry = prometheus.CollectorRegistry()
+    make_counter = functools.partial(
+      prometheus.Counter, labelnames=["model", "outcome"], registry=registry
+    )
+    calls = make_counter("baar_calls", "Attempts at model calls.")
+    usd = make_counter("baar_usd", "US dollars; unknown costs at their worst case.")
+    select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
+    for model, outcome, count, sum_usd in self.exchange.sessions.read(select):
+      labels = (self.exchange.names[model], outcome)
+      calls.labels(*labels).inc(count)
+      usd.labels(*labels).inc(sum_usd)
+    text = prometheus.generate_latest(registry)
+    text += prometheus.generate_latest(self.exchange.budgets.metrics.registry)
+    return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
+
+  async def _show_page(self, request: Request, key: ClientKey) -> Response:
+    """Respond with the HTML page of the newest sessions."""
+    exchange = self.exchange
+    page = self._page.render(
+      names=exchange.names,
+      run=exchange.config,
+      query=request.query_params,
+      sessions=self._list_newest(request, key),
+      format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
+    )
+    return HTMLResponse(page)
+
+  def _find_purse(self, request: Request, key: ClientKey) -> Purse:
+    """Find the client's session in the path; an operator may name the client.
+
+    Raises:
+      Refusal: there is none.
+    """
+    client = key.client
+    if key.operator:
+      client = request.query_params.get("client")
+    purse = self.exchange.sessions.find_purse(client, request.path_params["id"])
+    if purse is None:
+      raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
+    return purse
+
+
+def respond_error(refusal: Refusal, request: Request) -> Response:
+  """Make the response to a refused request, in the form that the client speaks."""
+  form = chat_completions.FORM
+  if "/v1/messages" in request.url.path or "anthropic-version" in request.headers:
+    form = messages.FORM
+  # OpenAI's clients repeat some refused calls by themselves, such as those with status
+  # 409 or 429. This header stops them, because the same call would be refused again.
+  headers = dict(refusal.headers)
+  if refusal.status < 500:
+    headers.setdefault("x-should-retry", "false")
+  body = form.write_error(refusal.error, refusal.status)
+  return JSONResponse(body, refusal.status, headers)

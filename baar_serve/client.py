@@ -1,0 +1,462 @@
+"""Call models at their providers' endpoints, with reservations and retries."""
+
+import asyncio
+import codecs
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import NamedTuple, Protocol, TypeVar
+
+import httpx2
+
+from baar_jax.config import ModelsConfig
+from baar_jax.episode import Usage
+from baar_jax.llms import chat_completions
+from baar_jax.llms.prices import HOUR_WRITE, endpoints, prices_of
+from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.wire import (
+  FAILED,
+  PRESUMED,
+  WireForm,
+  backoff_s,
+  clean,
+  pick_headers,
+  read_error,
+)
+from baar_serve.forms import messages, responses
+
+# An attempt is repeated after these HTTP statuses, and after all from 500 on.
+RETRIED = (408, 409, 429)
+# An attempt that ends with one of these HTTP statuses may have been billed.
+UNKNOWN = (408, 502, 504, 524)
+UNAUTHORISED = (401, 403)
+# After one of these error codes, the same conversation would fail again. So the attempt
+# is not repeated.
+OVERFLOW = "context_length_exceeded"
+HOPELESS = (OVERFLOW, "content_filter")
+# Providers' words for a call that does not fit the model's window.
+TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too long")
+# If a provider asks to wait more seconds than this, the run ends.
+LONGEST_RETRY_AFTER_S = 300.0
+# Names of the HTTP library's exceptions that mean that no part of a request was sent.
+# So nothing was billed.
+NOT_SENT = (
+  "ConnectError",
+  "ConnectTimeout",
+  "PoolTimeout",
+  "ProxyError",
+  "LocalProtocolError",
+  "UnsupportedProtocol",
+  "ExceptionGroup",
+)
+# The wire forms, by the path of their requests.
+FORMS: dict[str, WireForm] = {
+  module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
+}
+# Seconds to connect to one of a host's addresses and to agree on encryption.
+CONNECT_S = 10.0
+# The reading of an answer stops with an error after this number of bytes.
+MAX_BYTES = 16 * 2**20
+# The exceptions of an attempt whose connection failed or timed out. A time-out is an
+# OSError. If a proxy has an impossible port, connecting raises an ExceptionGroup.
+LOST = (OSError, ExceptionGroup, httpx2.RequestError)
+# An upper bound on a provider's costliest service tier, as a multiple of its list price
+# (our choice).
+COSTLIEST_TIER = 2.5
+# Service tiers of a request that an answer cannot exceed in price.
+PINNED = ("default", "flex", "standard", "standard_only")
+# Headers of a provider's error that go on to the client.
+RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+# Most lines of a stream that are read at once.
+LINES_AT_ONCE = 16
+# A cost above its bound by no more than this share is a rounding error of floats.
+ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of one attempt at a call.
+
+  Attributes:
+    kind: REPLY after a usable reply, otherwise RETRY, PRESUMED or FAILED.
+    problem: the reason why there is no usable reply, as a clause such as "answered
+      429"; error messages put the model's name before this clause.
+    text: the text of the reply.
+    usage: tokens of an attempt of kind REPLY or RETRY.
+    fatal: whether no call to this endpoint can succeed.
+    hopeless: whether this call cannot succeed, although other calls may.
+    is_overflow: whether the call does not fit the model's window.
+    is_paused: whether the model was not asked, because it has failed all the time.
+    wait_s: seconds that the provider asks to wait before the next attempt.
+    status: the HTTP status of an error that the provider answered. For a failure
+      without an answer, 504 after a time-out, else 502.
+    message: the provider's error message, without the key.
+    type: the provider's type of the error.
+    code: the provider's code of the error.
+    headers: the provider's headers about retries.
+  """
+
+  kind: str
+  problem: str = ""
+  text: str = ""
+  usage: Usage = Usage(0, 0, 0)
+  fatal: bool = False
+  hopeless: bool = False
+  is_overflow: bool = False
+  is_paused: bool = False
+  wait_s: float = 0.0
+  status: int = 502
+  message: str = ""
+  type: str = ""
+  code: str = ""
+  headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
+
+
+def explain(failure: Exception) -> Outcome:
+  """Make the outcome of a time-out or a lost connection."""
+  cause = type(failure).__name__
+  kind = FAILED if cause in NOT_SENT else PRESUMED
+  status = 504 if isinstance(failure, TimeoutError) else 502
+  return Outcome(kind, f"gave no whole answer ({cause})", status=status)
+
+
+def read_refusal(
+  status: int, body: bytes, headers: Mapping[str, str], key: str
+) -> Outcome:
+  """Make the outcome of an answer with an HTTP status other than success.
+
+  No text in the outcome contains a part of the key.
+
+  Args:
+    status: the HTTP status.
+    body: the body of the answer.
+    headers: the answer's headers about retries.
+    key: the key for the endpoint.
+  """
+  text = body.decode(errors="replace")
+  error = read_error(text)
+  message = error.message or text
+  code = error.code
+  is_overflow = code == OVERFLOW or (
+    status < 500 and bool(TOO_LONG.search(message.lower()))
+  )
+  hopeless = is_overflow or code in HOPELESS
+  may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
+  complaint = clean(message, key)
+  # A provider that rejects a key may quote a part of the key. So the message of such an
+  # answer is not shown.
+  is_shown = status >= 400 and status not in UNAUTHORISED
+  reason = complaint
+  if status in UNAUTHORISED:
+    reason = "check the key in the variable that --config.models.key_variables names"
+  wait_s = 0.0
+  # The header Retry-After may also be a date; a date is ignored.
+  with contextlib.suppress(ValueError):
+    wait_s = max(wait_s, float(headers.get("retry-after", "")))
+  if wait_s > LONGEST_RETRY_AFTER_S:
+    may_pass = False
+    reason = f"it asks to wait {wait_s:.0f} s"
+  return Outcome(
+    kind=PRESUMED if status in UNKNOWN else FAILED,
+    problem=f"answered {status}: {reason}",
+    fatal=not may_pass and not hopeless,
+    hopeless=hopeless,
+    is_overflow=is_overflow,
+    wait_s=wait_s,
+    status=status,
+    message=complaint * is_shown,
+    type=clean(error.type, key),
+    code=clean(code, key),
+    headers=headers,
+  )
+
+
+class Whole(NamedTuple):
+  """A whole answer of a provider.
+
+  Attributes:
+    fields: the JSON body, in the wire form of the call.
+    meter: the usage in it.
+  """
+
+  fields: dict
+  meter: Meter
+
+
+@dataclasses.dataclass
+class Stream:
+  """An answer of a provider, whose body is read while it arrives.
+
+  A compressed body is not unpacked.
+
+  Attributes:
+    response: the open response.
+    until_s: the deadline, in seconds of the event loop's clock.
+  """
+
+  response: httpx2.Response
+  until_s: float
+
+  async def read(self) -> AsyncIterator[bytes]:
+    """Read the body in blocks of bytes.
+
+    Raises:
+      LOST: the body breaks off, has more than `MAX_BYTES`, or is late (an exception of
+        the tuple LOST).
+    """
+    blocks = self.response.aiter_raw()
+    size = 0
+    while size <= MAX_BYTES:
+      async with asyncio.timeout_at(self.until_s):
+        block = await anext(blocks, None)
+      if block is None:
+        return
+      size += len(block)
+      yield block
+    raise httpx2.ReadError(f"the answer has more than {MAX_BYTES} bytes")
+
+  async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Read each server-sent event: its bytes, up to a blank line, and its data.
+
+    The caller must stop reading at the event that marks the end of the stream.
+
+    Raises:
+      LOST: the body breaks off, or ends while the caller still reads.
+    """
+    rest = b""
+    event = []
+    async for block in self.read():
+      # Lines of a stream end at \n only: the texts in it may contain other line ends,
+      # such as U+2028.
+      *lines, rest = (rest + block).split(b"\n")
+      for number, line in enumerate(lines):
+        if number % LINES_AT_ONCE == 0:
+          await asyncio.sleep(0)  # Other calls must not wait for a long block.
+        event.append(line + b"\n")
+        if not line.strip():
+          data = [line[5:].strip() for line in event if line.startswith(b"data:")]
+          yield b"".join(event), b"\n".join(data)
+          event = []
+    raise httpx2.ReadError("the stream ended before its end mark")
+
+
+@dataclasses.dataclass(eq=False)
+class Client:
+  """One model at its provider's endpoint.
+
+  Attributes:
+    config: the configuration of the models.
+    config_index: the model's index in the configuration.
+    price: the model's price.
+    is_tier_known: whether the last answer came from a service tier of known price, or
+      the endpoint is on a private network.
+    http: the HTTP client of the endpoint.
+  """
+
+  config: ModelsConfig
+  config_index: int
+
+  def __post_init__(self) -> None:
+    """Prepare the HTTP client; no connection is opened yet.
+
+    Raises:
+      ValueError: the price or the key is missing.
+    """
+    config = self.config
+    self.endpoint = endpoints(config)[self.config_index]
+    self.name = self.endpoint.model
+    self.price = prices_of(config)[self.config_index]
+    self.is_tier_known = self.endpoint.is_private
+    self._key = self.endpoint.key()
+    self._headers = {
+      path: form.list_headers(self.endpoint, self._key) for path, form in FORMS.items()
+    }
+    try:
+      self.http = httpx2.AsyncClient(
+        base_url=self.endpoint.base_url,
+        headers={"accept-encoding": "identity", "content-type": "application/json"},
+        # A connection is not used twice: bytes that are left over from one answer would
+        # be taken for the next one.
+        limits=httpx2.Limits(max_keepalive_connections=0),
+        # Cookies are not kept, so that the provider cannot link calls by cookies.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        follow_redirects=False,
+        timeout=httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s)),
+      )
+    except (ImportError, ValueError, httpx2.InvalidURL):
+      # The error may contain the proxy's password.
+      variables = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
+      raise ValueError(
+        f"{variables} name no proxy that can be used: set http:// addresses, or unset "
+        "the variables"
+      ) from None
+
+  def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
+    """Compute the worst case of one attempt, in dollars.
+
+    The costliest service tier is assumed, unless the request names a tier of known
+    price, or names none and the last answer came from such a tier.
+
+    Args:
+      request: the request.
+      prompt_tokens: an upper bound on the tokens of the prompt.
+      reply_tokens: the limit on the tokens of a reply.
+    """
+    tokens = reply_tokens * (request.get("n") or 1)
+    usd = self.price.worst_case_usd(prompt_tokens, tokens)
+    if prompt_tokens and '"1h"' in json.dumps(request):
+      usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    tier = request.get("service_tier") or "auto"
+    is_known = self.is_tier_known if tier == "auto" else tier in PINNED
+    return usd if is_known else COSTLIEST_TIER * usd
+
+  def price_usage(self, meter: Meter) -> tuple[Usage, float]:
+    """Compute the tokens and the dollars of an answer.
+
+    Raises:
+      ImpossibleUsage: the usage is missing or impossible, or the provider states more
+        dollars than the configured prices give.
+    """
+    usage = meter.usage()
+    usd = self.price.cost_usd(usage)
+    if meter.cost_usd > usd * (1 + ROUNDING):
+      raise ImpossibleUsage(
+        f"The provider states ${meter.cost_usd:g}, but the prices give ${usd:g}. "
+        "Correct --config.models.prices."
+      )
+    return usage, usd
+
+  async def send(
+    self,
+    form: WireForm,
+    request: Mapping,
+    limit_s: float,
+    path: str = "",
+    headers: Mapping[str, str] | None = None,
+  ) -> Whole | Stream | Outcome:
+    """Make one attempt at a call.
+
+    Args:
+      form: the wire form of the call.
+      request: the request.
+      limit_s: seconds until the attempt times out.
+      path: the path below the base URL; "" is the form's.
+      headers: headers of the client that go on to the provider.
+
+    Returns:
+      The whole answer; a stream if the request asks for a stream; or the outcome of an
+      attempt that failed. No exception other than a cancellation is raised.
+    """
+    # The JSON text is pure ASCII: it escapes all other characters.
+    content = json.dumps(request)
+    own_headers = self._headers[form.path] | (headers or {})
+    sent = self.http.build_request(
+      "POST", path or form.path, content=content, headers=own_headers
+    )
+    until_s = asyncio.get_running_loop().time() + limit_s
+    try:
+      async with asyncio.timeout_at(until_s):
+        response = await self.http.send(sent, stream=True)
+      stream = Stream(response, until_s)
+      kind = response.headers.get("content-type", "")
+      is_stream = request.get("stream") and kind.startswith("text/event-stream")
+      if is_stream and response.is_success:
+        return stream
+      async with contextlib.aclosing(response):
+        content = b"".join([block async for block in stream.read()])
+    except LOST as failure:
+      return explain(failure)
+    if response.is_success:
+      meter = Meter(form.counts_beside)
+      fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
+      return UNREADABLE if fields is None else Whole(fields, meter)
+    passed = pick_headers(response.headers, RETRY_HEADERS)
+    return read_refusal(response.status_code, content, passed, self._key)
+
+
+# The type of the result of a whole call: a Reply in a run that plays tasks.
+Answer = TypeVar("Answer")
+
+
+class Books(Protocol[Answer]):
+  """The account of one call, which pays for the attempts and chooses the model."""
+
+  def list_successors(self, outcome: Outcome) -> Collection[int]:
+    """List the models that may take over after the last retry of this one."""
+
+  def reserve(self) -> contextlib.AbstractContextManager:
+    """Reserve the worst case of an attempt while it is made, and record the attempt."""
+
+  async def attempt(self) -> Whole | Stream | Outcome:
+    """Make one attempt, and return its result."""
+
+  def settle(self, outcome: Whole | Stream | Outcome) -> Answer | None:
+    """Settle the cost of the attempt; return the answer, or None if it failed."""
+
+  def refuse(self, outcome: Outcome, attempts: int) -> Exception:
+    """Make the error to raise after the last failed attempt.
+
+    Args:
+      outcome: the outcome of that attempt.
+      attempts: number of attempts at the model that was asked last.
+    """
+
+  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
+    """Choose the model of the next attempt, after a wait.
+
+    Args:
+      outcome: the outcome of the attempt that failed.
+      wait_s: seconds to wait before the same model is asked again.
+      is_last: whether the model has no retries left.
+
+    Returns:
+      Whether the next attempt goes to another model.
+    """
+
+
+async def ask(books: Books[Answer], retries: int) -> Answer:
+  """Repeat the attempts at a call until one succeeds.
+
+  Args:
+    books: the account of the call.
+    retries: number of attempts after the first one, for each model.
+
+  Raises:
+    Exception: all attempts failed, or no attempt can succeed. `books.refuse` makes this
+      error.
+  """
+  attempt = 0
+  while True:
+    with books.reserve():
+      outcome = await books.attempt()
+      answer = books.settle(outcome)
+    if answer is not None:
+      return answer
+    is_over = outcome.is_paused or outcome.hopeless
+    is_last = is_over or attempt == retries
+    if outcome.fatal or is_last and not books.list_successors(outcome):
+      raise books.refuse(outcome, attempt + 1)
+    wait_s = 0.0 if is_over else outcome.wait_s + backoff_s(attempt)
+    has_moved = await books.prepare(outcome, wait_s, is_last)
+    attempt = 0 if has_moved else attempt + 1
+
+
+def run_in_thread(call: Coroutine[None, None, Answer]) -> Answer:
+  """Run a coroutine to its end in this thread, without an event loop.
+
+  The coroutine may block the thread, but must not wait for an event loop.
+
+  Raises:
+    RuntimeError: the coroutine waits for an event loop.
+  """
+  try:
+    call.send(None)
+  except StopIteration as end:
+    return end.value
+  raise RuntimeError("the call waits for an event loop")

@@ -1,0 +1,343 @@
+"""Find the purse and the conversation of each client's call."""
+
+import dataclasses
+import fnmatch
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from baar_jax.config import Config
+from baar_jax.llms.ledger import State
+from baar_jax.llms.wire import FAILED, PRESUMED, WireForm, pick_headers
+from baar_jax.rollout.jobs import cap_spec
+from baar_jax.rollout.loop import Decider
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_serve.request import (
+  PASSED_HEADERS,
+  CallFields,
+  ClientKey,
+  History,
+  Refusal,
+  bound_tokens,
+  find_lowest,
+  read_history,
+)
+from baar_serve.sessions import Conversation, Purse, Sessions
+from baar_serve.upstream import ClientCall
+
+# Beginning of every model name that clients may send, such as "baar" or "baar:small".
+NAME = "baar"
+# Programs whose work always offers tools, by the beginning of their user-agent. They
+# send a session's title before its first call.
+TOOL_AGENTS = ("claude-cli/", "opencode/")
+
+# The router's texts are unlike its training texts if most decisions are less usual than
+# this share of those of training.
+UNLIKE = 0.01
+
+
+class SelectedPolicy(NamedTuple):
+  """The policy that a client's model name selects.
+
+  Attributes:
+    rule: the key of its decider in `Exchange.deciders`, such as "small" or "router".
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+  """
+
+  rule: str
+  cost_weight: float | None
+
+
+class Desk:
+  """Find the purse and the conversation of each call, or begin new ones.
+
+  Attributes:
+    served: the policy of each model name that clients may send.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    sessions: Sessions,
+    deciders: Mapping[str, Decider],
+    label_policy: Callable[[PolicySpec], str],
+  ):
+    """Set up the model names.
+
+    Args:
+      deciders: the deciders of the policies that clients can select, by rule.
+      label_policy: writes a policy's label for readers.
+    """
+    self._config = config.serve
+    self._names = config.models.names
+    self._label_policy = label_policy
+    self._sessions = sessions
+    self._deciders = deciders
+    policy_of_name = {}
+    for rule, decider in deciders.items():
+      weights = decider.policy.cost_weights
+      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
+        rule, min(weights, default=None)
+      )
+      for weight in weights:
+        policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
+    self.served = {
+      NAME: policy_of_name[f"{NAME}:{config.serve.policy}"]
+    } | policy_of_name
+
+  def receive(
+    self,
+    key: ClientKey,
+    form: WireForm,
+    headers: Mapping[str, str],
+    body: dict,
+  ) -> ClientCall:
+    """Read a client's call, and find its purse and its conversation.
+
+    The call's messages contain the previous reply, which tells the action of the
+    conversation's last step.
+
+    Args:
+      key: the client's key.
+      form: the wire form of the call.
+      headers: the headers, and the session's name in the URL under the name "url".
+      body: the JSON body.
+
+    Raises:
+      Refusal: the call has a wrong field, or the ledger cannot be written.
+    """
+    self._sessions.commit()
+    fields = CallFields.read_call(headers, body)
+    history = read_history(body, form)
+    selected = self._select(fields.model_name)
+    purse = self._find_purse(key, fields)
+    conversation = self._match(key, fields, history, selected, purse)
+    if conversation and not purse:
+      purse = conversation.purse
+    serve_config = self._config
+    limits = Cap(
+      find_lowest(serve_config.max_large_calls, key.max_large_calls),
+      find_lowest(serve_config.max_usd, key.max_usd),
+    )
+    if purse:
+      limits = purse.cap
+    # A client can only lower the caps.
+    cap = Cap(
+      find_lowest(limits.calls, fields.large_calls),
+      find_lowest(limits.usd, fields.usd_limit),
+    )
+    if purse is None:
+      purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
+    if cap != purse.cap:
+      self._sessions.change_caps(purse, cap)
+    policy = self.find_spec(selected, cap).key
+    is_side = conversation is None and self._is_side_call(purse, headers, body)
+    if conversation and conversation.state.policy != policy:
+      conversation = None
+    if conversation is None and not is_side:
+      state = State(
+        selected.rule,
+        selected.cost_weight,
+        policy,
+        task_id=fields.task_id or history.opening,
+        description=history.task * serve_config.record_text,
+        opening=history.opening,
+        began_s=time.time(),
+      )
+      conversation = self._sessions.begin_conversation(
+        purse, fields.conversation, state
+      )
+    if conversation:
+      # So an equal call that comes before this one's attempt takes its own twin.
+      conversation.changed_s = time.time()
+    records = conversation.records if conversation else ()
+    # The history has one reply more than that of the last step's call.
+    if records and records[-1].place == len(history.actions) - 1:
+      action = history.actions[-1] * serve_config.record_text
+      self._sessions.complete_step(conversation, action, fields.score)
+    passed_headers = pick_headers(headers, PASSED_HEADERS)
+    query = headers.get("query", "")
+    return ClientCall(form, body, history, purse, conversation, passed_headers, query)
+
+  def _select(self, name: str) -> SelectedPolicy:
+    """Find the policy of a model name, or of the name that it is an alias of.
+
+    Raises:
+      Refusal: no policy has this name.
+    """
+    if name in self.served:
+      return self.served[name]
+    for pattern, alias in self._config.aliases:
+      if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
+        return self.served[alias]
+    raise Refusal(
+      404,
+      f"Unknown model. Send one of these: {', '.join(self.served)}.",
+      code="model_not_found",
+    )
+
+  def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
+    """Find the purse that a call names; None if it is new or has no name."""
+    sessions = self._sessions
+    if fields.parent:
+      # The parent may be a subagent, too. Then it is a conversation of the purse.
+      condition = "name = ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
+      for found in sessions.list_conversations(condition, fields.parent, key.name):
+        return found.purse
+      fields.purse = fields.parent
+    return fields.purse and sessions.find_purse(key.name, fields.purse)
+
+  def _match(
+    self,
+    key: ClientKey,
+    fields: CallFields,
+    history: History,
+    selected: SelectedPolicy,
+    purse: Purse | None,
+  ) -> Conversation | None:
+    """Find the conversation that a call continues; None if it begins a new one.
+
+    A name of the conversation decides, else the replies in the call's history. In a
+    named session, a client may have rewritten all replies: then a longer history of the
+    same task continues its conversation.
+
+    Of several conversations, the call continues one whose replies it has all, in their
+    order; then one of the same task; then the longest; then the one that has waited
+    longest.
+    """
+    atoms = history.atoms
+    place = len(history.actions)
+    since_s = time.time() - self._config.idle_s
+    candidates = []
+    if fields.conversation:
+      is_named = "purse = ? AND name = ? AND changed_s > ?"
+      candidates = self._sessions.list_conversations(
+        is_named, purse and purse.id, fields.conversation, since_s
+      )
+    elif purse or not fields.purse:
+      candidates = self._sessions.find_matches(key.name, purse, atoms, since_s)
+    if purse and not candidates and not fields.conversation:
+      is_unnamed = "purse = ? AND name = '' AND changed_s > ?"
+      for found in self._sessions.list_conversations(is_unnamed, purse.id, since_s):
+        if found.state.opening == history.opening and found.last_place < place:
+          candidates.append(found)
+    best = None
+    best_rank = ()
+    for found in candidates:
+      state = found.state
+      if selected != SelectedPolicy(state.rule, state.cost_weight):
+        continue
+      # A new task may begin with examples that are equal to replies of another one.
+      own = {atom for record in found.records for atom in record.atoms}
+      is_longer = found.last_place < place or own >= {*atoms}
+      if not (is_longer or fields.conversation):
+        continue
+      rank = (
+        found.has_replies(atoms, found.records),
+        state.opening == history.opening,
+        # A changed cap has begun a new conversation, to which the call belongs.
+        state.policy == self.find_spec(selected, found.purse.cap).key,
+        found.has_replies(atoms, found.records[-1:]),
+        len(found.records),
+        -found.changed_s,
+      )
+      if best is None or rank > best_rank:
+        best = found
+        best_rank = rank
+    return best
+
+  def _is_side_call(
+    self, purse: Purse, headers: Mapping[str, str], body: Mapping
+  ) -> bool:
+    """Tell whether a call is a title, a summary or the like, beside the work.
+
+    Such a call offers no tools and continues no conversation. It comes from one of
+    `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
+    that offered tools.
+    """
+    if body.get("tools") or not self._config.side_calls:
+      return False
+    if headers.get("user-agent", "").startswith(TOOL_AGENTS):
+      return True
+    size = bound_tokens(body)
+    open_ones = "purse = ? AND changed_s > 0"
+    for conversation in self._sessions.list_conversations(open_ones, purse.id):
+      records = conversation.records
+      if records and records[-1].has_tools and size < records[-1].size:
+        return True
+    return False
+
+  def find_spec(self, selected: SelectedPolicy | State, cap: Cap) -> PolicySpec:
+    """Find the policy whose key a conversation's episode is stored under."""
+    spec = self._deciders[selected.rule].policy.spec
+    # The key of a policy that samples rollouts contains the number of the update that
+    # learns from its episodes, so a session's cap must not change this key.
+    if spec.rollout:
+      return spec
+    spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
+    return cap_spec(spec, cap)
+
+  def describe(self, purse: Purse) -> dict:
+    """Return a session's caps, dollars, conversations and failures as JSON."""
+    left = purse.remaining_caps
+    conversations = self._sessions.list_conversations("purse = ?", purse.id)
+    select = (
+      "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
+      "WHERE purse = ? AND kind IN (?, ?)"
+    )
+    failures = [
+      dict(at_s=at_s, model=self._names[model], outcome=outcome, cost_usd=usd)
+      for at_s, model, outcome, usd in self._sessions.read(
+        select, purse.id, PRESUMED, FAILED
+      )
+    ]
+    return dict(
+      id=purse.name,
+      client=purse.client,
+      usd_limit=purse.cap.usd,
+      call_limit=purse.cap.calls,
+      spent_usd=purse.dollars.settled_usd,
+      large_calls=purse.large_calls,
+      left_usd=left.usd,
+      left_large_calls=left.calls,
+      in_flight=len(purse.open),
+      changed_s=purse.changed_s,
+      conversations=[*map(self._describe_conversation, conversations)],
+      failures=failures,
+    )
+
+  def _describe_conversation(self, conversation: Conversation) -> dict:
+    """Return a conversation's state and steps as JSON.
+
+    The label of its policy is the rule's name if this server does not serve the rule.
+    """
+    names = self._names
+    steps = []
+    switch_usd = 0.0
+    unlike = 0
+    for record in conversation.records:
+      step = record.step
+      fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      steps.append(fields | vars(step.calls[-1].usage))
+      switch_usd += record.switch_usd
+      unlike += record.known is not None and record.known < UNLIKE
+    caches = {names[model]: vars(cache) for model, cache in conversation.caches.items()}
+    state = conversation.state
+    label = state.rule
+    if state.rule in self._deciders:
+      label = self._label_policy(self.find_spec(state, conversation.purse.cap))
+    return dict(
+      id=conversation.id,
+      name=conversation.name,
+      policy=state.policy,
+      label=label,
+      task_id=state.task_id,
+      text=state.description,
+      began_s=state.began_s,
+      is_unlike=2 * unlike > len(steps),
+      score=conversation.score,
+      switch_usd=switch_usd,
+      caches=caches,
+      count=len(steps),
+      steps=steps,
+    )

@@ -1,0 +1,508 @@
+"""Choose a model for each call of a client, and book its cost."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+import shlex
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+
+from baar_jax.config import Config
+from baar_jax.episode import Episode, Step, Task
+from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
+from baar_jax.llms.usage import Meter
+from baar_jax.llms.wire import PRESUMED, WireForm
+from baar_jax.rollout.jobs import ScoredSession, add_sessions
+from baar_jax.rollout.loop import Decider
+from baar_jax.rollout.rules import Policy, pick_affordable
+from baar_jax.rollout.specs import Decision, Job, Live
+from baar_jax.router.view import list_remaining_caps
+from baar_jax.store import Store
+from baar_serve.client import Whole, ask
+from baar_serve.forms import responses
+from baar_serve.request import (
+  END,
+  CallFields,
+  Refusal,
+  SessionScore,
+  bound_tokens,
+  hash_text,
+)
+from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
+from baar_serve.sessions import Conversation, Purse, Sessions
+
+# Most finished answers that are kept for retries.
+MOST_ANSWERS = 256
+# Most events of a stream that wait for a client that reads it.
+MOST_AHEAD = 256
+# Seconds that the command `serve.outcome` may take.
+OUTCOME_S = 600.0
+# Seconds between two looks for conversations that are over.
+WATCH_S = 10.0
+
+
+class Delivery:
+  """An answer that is being made, for its client and for the retries of the call.
+
+  It is made to its end even if all clients leave, so that its cost is known.
+
+  Attributes:
+    call: the client's call; None after an answer without an error.
+    begun: the whole answer with its headers, or {} for a stream; or the error.
+    blocks: the events of a stream so far.
+    is_done: whether the answer is complete.
+    readers: the number of clients that read the stream now.
+    sent: the number of events that the fastest client has got.
+    is_dropped: whether a client left before the answer was complete.
+  """
+
+  def __init__(self, call: ClientCall) -> None:
+    """Start without an answer. An event loop must be running."""
+    self.call: ClientCall | None = call
+    self.begun: asyncio.Future[tuple[dict, dict]] = asyncio.Future()
+    self.blocks: list[bytes] = []
+    self.is_done = False
+    self.readers = 0
+    self.sent = 0
+    self.is_dropped = False
+    self._changed = asyncio.Event()
+
+  @property
+  def is_repeatable(self) -> bool:
+    """Tell whether a retry may get this answer: it has no error so far."""
+    return not self.begun.done() or not self.begun.exception()
+
+  def drop(self, leaving: asyncio.Future) -> None:
+    """Note that a client left before the answer, unless the watch was cancelled."""
+    self.is_dropped |= not leaving.cancelled()
+
+  async def add(self, block: bytes, until_s: float) -> None:
+    """Add an event of the stream, and wait for a client that reads too slowly.
+
+    Args:
+      until_s: when the wait ends, in seconds of the event loop's clock.
+    """
+    self.blocks.append(block)
+    self._wake()
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout_at(until_s):
+        while self.readers and len(self.blocks) - self.sent > MOST_AHEAD:
+          await self._changed.wait()
+
+  def finish(self) -> None:
+    """Mark the answer as complete."""
+    self.is_done = True
+    self._wake()
+
+  def _wake(self) -> None:
+    """Wake all that wait for a change."""
+    self._changed.set()
+    self._changed = asyncio.Event()
+
+  async def follow(self) -> AsyncIterator[bytes]:
+    """Yield all events of the stream, from the first one on."""
+    sent = 0
+    self.readers += 1
+    try:
+      while sent < len(self.blocks) or not self.is_done:
+        if sent == len(self.blocks):
+          await self._changed.wait()
+          continue
+        sent += 1
+        yield self.blocks[sent - 1]
+        self.sent = max(self.sent, sent)
+        if len(self.blocks) - sent == MOST_AHEAD:
+          self._wake()
+    finally:
+      self.readers -= 1
+      self._wake()
+      # Some clients leave at the reply's end, before the last events.
+      is_cut = sent < len(self.blocks) or not self.is_done
+      self.is_dropped |= is_cut and not any(map(END.search, self.blocks[:sent]))
+
+
+class Exchange:
+  """Route the calls of all sessions: decide, call the model, and book the cost.
+
+  All of its methods run in one event loop.
+
+  Attributes:
+    names: the names of the models, SMALL first.
+    deciders: the decider of each rule, such as "small" or "router".
+    items: the items of the newest responses.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    store: Store,
+    sessions: Sessions,
+    policies: Mapping[str, Policy],
+  ):
+    """Set up the policies, the upstream models and the stored sessions.
+
+    Args:
+      policies: the policies that clients can select, by rule.
+
+    Raises:
+      ValueError: a model has no price or no key.
+    """
+    self.config = config
+    self.sessions = sessions
+    self._store = store
+    self.names = config.models.names
+    models = config.models
+    self.upstreams = [Upstream(models, index) for index in range(len(self.names))]
+    billing = open_billing(models)
+    self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
+    # Decisions whose calls the clients make themselves, until the client reports the
+    # usage of the call. The key is the `decision_id`.
+    self._reported: dict[int, RoutedCall] = {}
+    # The newest answers by the client, the names and the hash of their call's body.
+    self._deliveries: dict[tuple, Delivery] = {}
+    self.items = responses.Items()
+    # Tasks whose results nobody awaits: the event loop keeps only weak references.
+    self._tasks: set[asyncio.Task] = set()
+    self._start_s = time.time()
+    rows = config.serve.max_sessions
+    self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
+
+  def deliver(
+    self,
+    client: str,
+    form: WireForm,
+    headers: Mapping[str, str],
+    body: dict,
+    receive: Callable[[], ClientCall],
+  ) -> Delivery:
+    """Answer a call, or find the answer that is being made for a retry of it.
+
+    A call with an equal body is a retry if its session has a name and the answer is
+    still being made, if a client has left the answer, or if the client says so
+    (x-stainless-retry-count).
+
+    Args:
+      client: the name of the client's key.
+      form: the wire form of the call.
+      headers: the headers, and the session's name in the URL under the name "url".
+      body: the JSON body.
+      receive: finds the purse and the conversation of the call.
+
+    Raises:
+      Refusal: the call has a wrong field.
+    """
+    fields = CallFields.read_call(headers, body)
+    digest = hash_text(json.dumps(body, sort_keys=True))
+    place = (client, form.path, fields.purse, fields.conversation, digest)
+    delivery = self._deliveries.get(place)
+    if delivery and delivery.is_repeatable:
+      is_retry = headers.get("x-stainless-retry-count", "0") != "0"
+      is_retry |= fields.purse is not None and not delivery.is_done
+      if is_retry or delivery.is_dropped:
+        delivery.is_dropped = False
+        return delivery
+    if delivery and not delivery.is_repeatable and fields.purse is None:
+      # The client repeats a call after an error; its session has no other name.
+      call = dataclasses.replace(delivery.call, start_s=time.monotonic())
+    else:
+      call = receive()
+    delivery = Delivery(call)
+    self._deliveries[place] = delivery
+    for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
+      if self._deliveries[old_place].is_done:
+        del self._deliveries[old_place]
+    self.start(self._make(delivery, headers.get("x-baar-session-final") == "true"))
+    return delivery
+
+  def start(self, work: Coroutine) -> None:
+    """Start a task, and keep it until its end."""
+    task = asyncio.get_running_loop().create_task(work)
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+
+  async def _make(self, delivery: Delivery, is_final: bool) -> None:
+    """Make an answer to its end: decide, call the model, and book the cost."""
+    call = delivery.call
+    routed = None
+    limit_s = self.config.serve.call_timeout_s
+    until_s = asyncio.get_running_loop().time() + limit_s
+    try:
+      async with asyncio.timeout_at(until_s):
+        routed = await self.decide(call)
+        answer = await ask(routed, self.config.models.retries)
+      if isinstance(answer, Whole):
+        routed.answer = answer.fields
+        routed.book_reply(answer.meter)
+        usage = answer.fields.get("usage")
+        usage = dict(usage if isinstance(usage, dict) else {}, cost=routed.usd)
+        fields = answer.fields | {"usage": usage, "model": routed.upstream.name}
+        delivery.begun.set_result((fields, routed.headers))
+      else:
+        answer.until_s = until_s
+        delivery.begun.set_result(({}, routed.headers))
+        async for block in routed.relay(answer):
+          await delivery.add(block, until_s)
+      if call.form is responses.FORM:
+        self.items.record(call.purse.client, call.body, routed.answer)
+    except Exception as error:
+      if isinstance(error, TimeoutError):
+        error = Refusal(
+          504,
+          f"No answer within --config.serve.call_timeout_s={limit_s:g}. "
+          "The model hangs. Call again.",
+          "timeout",
+        )
+      if isinstance(error, Refusal):
+        error.headers = call.headers | error.headers
+      if not delivery.begun.done():
+        delivery.begun.set_exception(error)
+        delivery.begun.exception()  # The client may have left.
+      elif not isinstance(error, Refusal | sqlite3.OperationalError):
+        print(f"error: {type(error).__name__} in a stream", file=sys.stderr)
+    finally:
+      if routed and routed.last_attempt:
+        routed.book_reply()
+      if delivery.is_repeatable:
+        delivery.call = None
+      delivery.finish()
+    if is_final and call.conversation and delivery.is_repeatable:
+      await self._end(call.conversation)
+
+  async def decide(self, call: ClientCall) -> RoutedCall:
+    """Choose the model that answers a call; a side call goes to SMALL.
+
+    The chosen model's call fits all budgets when this method returns. The caller must
+    reserve its cost before the next await, because other tasks spend dollars too.
+
+    Raises:
+      Refusal: no model's call fits the budgets, or the conversation was scored during
+        the decision.
+    """
+    conversation = call.conversation
+    affordable = await self.budgets.find_affordable(call)
+    decision = Decision(affordable.models[0])
+    model = decision.model
+    if conversation:
+      async with conversation.deciding:
+        if len(affordable.models) > 1:
+          live = self._make_live(call)
+          decision = await self.deciders[conversation.state.rule].decide(live)
+        # Other calls may have spent dollars since.
+        affordable = await self.budgets.find_affordable(call)
+      if conversation.score is not None:
+        raise Refusal(
+          409, "The task was scored during this call. Send the call of the next task."
+        )
+      model = pick_affordable(decision.model, affordable.models)
+    metrics = self.budgets.metrics
+    metrics.added_s.observe(time.monotonic() - call.start_s)
+    metrics.decisions.labels(self.names[model]).inc()
+    step = Step(
+      call.history.observations[-1] * self.config.serve.record_text,
+      model,
+      action="",
+      logp=decision.logp if model == decision.model else None,
+      router_cost_usd=decision.cost_usd,
+      router_latency_s=decision.latency_s,
+      started_s=call.call_s,
+    )
+    return RoutedCall(call, self.budgets, step, affordable, decision)
+
+  def _make_live(self, call: ClientCall) -> Live:
+    """Make the live episode of a call's conversation, from which its policy decides."""
+    conversation = call.conversation
+    history = call.history
+    # A client may repeat a call, which gives two steps at one place. The last one
+    # counts.
+    steps = history.write_steps(
+      {record.place: record.step for record in conversation.records}
+    )
+    # The id seeds the policy's random draws, and the trial number below, which sets the
+    # probability of LARGE in a stratified sample.
+    purse = conversation.purse
+    id_ = f"{purse.client}/{purse.name}/{conversation.id}"
+    task = Task(id_, "test", history.task, self.config.env.max_steps)
+    trial = random.Random(id_).randint(1, self.config.references.samples)
+    return Live(
+      Job(task, "reference", trial),
+      purse.cap,
+      models=len(self.upstreams),
+      cost_weight=conversation.state.cost_weight,
+      steps=steps,
+      observation=history.observations[-1],
+      remaining_caps=[
+        *list_remaining_caps(purse.cap, steps),
+        purse.remaining_caps,
+      ],
+      started_s=call.call_s,
+    )
+
+  def forecast(self, call: ClientCall) -> list[Outlook]:
+    """Forecast a call at each model: its warm tokens and its dollars.
+
+    The reply is expected to be as long as the conversation's mean reply.
+    """
+    live = self._make_live(call)
+    steps = call.conversation.steps
+    tokens = [step.calls[-1].usage.completion_tokens for step in steps]
+    reply_tokens = sum(tokens) / max(1, len(tokens))
+    opening = [call.body.get(name) for name in call.form.opening]
+    opening_chars = bound_tokens(opening) + call.history.opening_chars
+    return self.budgets.billing.forecast_calls(
+      live.history, opening_chars // CHARS_PER_TOKEN, reply_tokens
+    )
+
+  def reserve_reported(self, routed: RoutedCall) -> int:
+    """Reserve the cost of an attempt that the client makes itself.
+
+    After `serve.report_s` without a report, the attempt is booked at its worst case.
+    Until then its numbers are kept, and not its texts.
+
+    Returns:
+      The `decision_id`, which the client sends with the call's usage.
+    """
+    number = routed.begin().number
+    routed.call.purse.reported.add(number)
+    routed.call.body = {}
+    routed.call.prepared = []
+    routed.call.history = None
+    self._reported[number] = routed
+    loop = asyncio.get_running_loop()
+    loop.call_later(self.config.serve.report_s, self._expire, number)
+    return number
+
+  def _expire(self, number: int) -> None:
+    """Book a decision without a report at its worst case."""
+    if routed := self._reported.pop(number, None):
+      routed.end(PRESUMED)
+
+  def book_report(self, client: str | None, number: object, fields: dict) -> RoutedCall:
+    """Book the usage that a client reports for a decision.
+
+    Args:
+      client: the name of the client's key; None books the decisions of all clients.
+      number: the `decision_id` that the client sent.
+      fields: the body of the client's request, with `usage`.
+
+    Raises:
+      Refusal: no decision without a report has this number.
+      ImpossibleUsage: the usage is missing or impossible.
+    """
+    routed = self._reported.get(number) if type(number) is int else None
+    if routed is None or client not in (None, routed.call.purse.client):
+      raise Refusal(
+        404,
+        "No decision with this decision_id waits for a report. Send the decision_id "
+        "that /v1/decision answered, and report each decision once.",
+      )
+    meter = Meter(routed.call.form.counts_beside)
+    meter.note(fields)
+    routed.upstream.price_usage(meter)
+    del self._reported[number]
+    routed.book_reply(meter)
+    return routed
+
+  def score(self, purse: Purse, scored: SessionScore) -> None:
+    """End the task of a session with its score, and store its episode.
+
+    The score is of the newest conversation of the main agent, and all others of the
+    purse end without one, unless the client names the conversation. A decision whose
+    call's usage was never reported counts at its worst case.
+
+    Raises:
+      Refusal: the task already has a score, has no step, or has a call in flight.
+    """
+    conversations = self.sessions.list_conversations(
+      "purse = ? AND changed_s >= 0 AND id = ifnull(?, id)",
+      purse.id,
+      scored.conversation,
+    )
+    # The newest first, those of the session's main agent before all others.
+    conversations.sort(key=lambda found: found.name not in ("", purse.name))
+    conversations.sort(key=lambda found: not found.records)
+    busy = {purse.open[number] for number in purse.open.keys() - purse.reported}
+    is_free = bool(conversations and conversations[0].records)
+    if not is_free or conversations[0].id in busy:
+      raise Refusal(
+        409,
+        "This session is scored already, has had no call, or has a call in flight. "
+        "Score it once, after the answer to its last call.",
+      )
+    main, *others = conversations
+    for number in purse.open.keys() & purse.reported:
+      self._expire(number)
+    main.state.task_id = scored.task or main.state.task_id
+    # If the server is killed before it saves the score, the client will send the score
+    # again. The mark prevents a second copy of the episode.
+    mark = f"conversation {main.id}"
+    cap = purse.cap
+    episode = Episode(
+      main.state.task_id,
+      main.state.policy,
+      seed=0,
+      steps=main.steps,
+      score=scored.score,
+      stop="done",
+      call_budget=cap.calls,
+      usd_budget=cap.usd,
+      lost_usd=self.sessions.lost_usd(main),
+    )
+    ended = ScoredSession(mark, episode, main.state.description)
+    add_sessions(self._store, self.config, [ended])
+    self.sessions.finish(main, scored.score)
+    for conversation in others:
+      self.sessions.finish(conversation)
+
+  async def watch(self) -> None:
+    """Commit what waits, and end old conversations, as long as the server runs."""
+    idle_s = self.config.serve.idle_s
+    while True:
+      await asyncio.sleep(min(WATCH_S, idle_s))
+      with contextlib.suppress(sqlite3.OperationalError):
+        self.sessions.commit()
+      over = self.sessions.list_conversations(
+        "score IS NULL AND changed_s BETWEEN ? AND ?",
+        self._start_s - idle_s,
+        time.time() - idle_s,
+      )
+      for conversation in over:
+        self.start(self._end(conversation))
+
+  async def _end(self, conversation: Conversation) -> None:
+    """End a conversation, with the score that `serve.outcome` prints, if it is set.
+
+    If the command fails, is late or prints no score, there is no score.
+    """
+    if conversation.changed_s < 0:
+      return
+    with contextlib.suppress(sqlite3.OperationalError):
+      self.sessions.finish(conversation, changed_s=0.0)
+    purse = conversation.purse
+    command = shlex.split(self.config.serve.outcome)
+    if not command:
+      return
+    try:
+      process = await asyncio.create_subprocess_exec(
+        *command,
+        purse.name,
+        str(conversation.id),
+        stdout=asyncio.subprocess.PIPE,
+      )
+      try:
+        async with asyncio.timeout(OUTCOME_S):
+          output, _ = await process.communicate()
+      finally:
+        with contextlib.suppress(ProcessLookupError):
+          process.kill()
+      fields = {"score": float(output), "conversation": conversation.id}
+      self.score(purse, SessionScore.read(fields))
+    except (ValueError, OSError, sqlite3.OperationalError) as error:
+      print(
+        f"error: no score of session {purse.name} by serve.outcome "
+        f"({type(error).__name__})",
+        file=sys.stderr,
+      )

@@ -1,0 +1,500 @@
+"""Call upstream models for a client within its budgets, and book the costs."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import prometheus_client as prometheus
+
+from baar_jax.config import ServeConfig
+from baar_jax.episode import SMALL, Call, Step, Usage
+from baar_jax.llms.ledger import Cache, Record
+from baar_jax.llms.prices import Billing, Read
+from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.wire import PRESUMED, REPLY
+from baar_jax.rollout.specs import Decision
+from baar_serve.client import LOST, Outcome, Stream, Whole, explain
+from baar_serve.request import (
+  EXHAUSTED,
+  RESERVED,
+  ROUTER,
+  Refusal,
+  find_lowest,
+  hash_prefix,
+  hash_turn,
+  write_event,
+  write_headers,
+)
+from baar_serve.sessions import Attempt, Sessions
+from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
+
+try:
+  from opentelemetry import trace
+except ImportError:
+  trace = None
+
+
+# Upper bounds of the histogram of a call's US dollars.
+USD_BUCKETS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+
+
+class AffordableModels(NamedTuple):
+  """The models that a client's call can afford at this moment.
+
+  Attributes:
+    models: indices of the models whose call fits all budgets, ascending; at least one.
+    offers: what the call may cost at every model, affordable or not.
+  """
+
+  models: list[int]
+  offers: list[Offer]
+
+
+class Metrics:
+  """Count for Prometheus what the calls of this process have done."""
+
+  def __init__(self) -> None:
+    """Start all counts at 0."""
+    self.registry = prometheus.CollectorRegistry()
+    made = functools.partial(prometheus.Counter, registry=self.registry)
+    drawn = functools.partial(prometheus.Histogram, registry=self.registry)
+    self.tokens = made("baar_tokens", "Tokens of replies.", ["model", "kind"])
+    self.decisions = made("baar_decisions", "Decisions of policies.", ["model"])
+    self.refusals = made("baar_refusals", "Refused requests.", ["code"])
+    self.added_s = drawn("baar_added_seconds", "Seconds from a call to its decision.")
+    self.call_usd = drawn("baar_call_usd", "US dollars of a call.", buckets=USD_BUCKETS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Budgets:
+  """Compare calls with the budgets of their purse and of the run."""
+
+  config: ServeConfig
+  sessions: Sessions
+  upstreams: list[Upstream]
+  billing: Billing
+  metrics: Metrics = dataclasses.field(default_factory=Metrics)
+
+  async def find_affordable(self, call: ClientCall) -> AffordableModels:
+    """Find the models that offer a call's form and fit all budgets.
+
+    A call must leave `serve.reserve_usd` of the purse's cap unspent. If no model's call
+    does, a last call may spend this reserve, provided that all of it is left. If no
+    call fits, wait for the end of the purse's attempts in flight, which may free
+    dollars, and try again.
+
+    Raises:
+      Refusal: no call fits and no attempt of the purse is in flight, or the wait has
+        taken `models.timeout_s`.
+    """
+    purse = call.purse
+    sessions = self.sessions
+    reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
+    offering = self._list_offering(call)
+    if not call.prepared:
+      for upstream in self.upstreams:
+        call.prepared.append(upstream.prepare(call, self.config))
+    fitting = {model for model in offering if call.prepared[model].fits_window}
+    offering = fitting or {max(offering, key=self.window_tokens)}
+    until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s
+    while True:
+      purse.changed.clear()
+      for keep_usd in (reserve_usd, 0.0):
+        if not purse.dollars.allows(reserve_usd):
+          break
+        room_usd = sessions.room_usd(purse, keep_usd)
+        offers = [prepared.offer(room_usd) for prepared in call.prepared]
+        worst_case_usd_A = [offer.worst_case_usd for offer in offers]
+        allowed = sessions.list_affordable(purse, worst_case_usd_A, keep_usd)
+        models = [model for model in allowed if model in offering]
+        if models:
+          return AffordableModels(models, offers)
+      if not purse.is_busy:
+        break
+      try:
+        async with asyncio.timeout(until_s - time.monotonic()):
+          await purse.changed.wait()
+      except TimeoutError:
+        raise Refusal(
+          503,
+          f"The calls of session {purse.name} in flight reserve its whole cap. "
+          "Send the call again.",
+          RESERVED,
+        ) from None
+    needed_usd = min(
+      call.prepared[model].offer(0.0).worst_case_usd for model in offering
+    )
+    raise self._refuse(call, needed_usd)
+
+  def _refuse(self, call: ClientCall, needed_usd: float) -> Refusal:
+    """Make the refusal of a call that fits no budget.
+
+    Args:
+      needed_usd: the least worst case of the call in US dollars.
+    """
+    purse = call.purse
+    if purse.dollars.allows(needed_usd) and self.sessions.is_reserved(
+      purse, needed_usd
+    ):
+      return Refusal(
+        503,
+        "The calls of other sessions in flight reserve what is left of a cap. "
+        "Send the call again.",
+        RESERVED,
+      )
+    spent_usd = purse.dollars.settled_usd
+    cap = (
+      "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
+    )
+    purse.refusals += call.conversation is not None
+    status = 429 if self.config.exhausted == "429" else 402
+    return Refusal(
+      status if purse.refusals < 2 else call.form.last_status,
+      f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
+      f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
+      "--config.max_usd forbids it. End the task without a further call.",
+      "insufficient_quota",
+      EXHAUSTED,
+      session=purse.name,
+      spent_usd=spent_usd,
+      cap_usd=purse.dollars.limit_usd,
+      needed_usd=needed_usd,
+    )
+
+  def _list_offering(self, call: ClientCall) -> set[int]:
+    """List the models whose upstreams offer a call's form.
+
+    Raises:
+      Refusal: there is none.
+    """
+    offering = set()
+    for index, upstream in enumerate(self.upstreams):
+      if upstream.offers(call.form):
+        offering.add(index)
+    if not offering:
+      raise Refusal(
+        404,
+        f"No model of this server offers {call.form.path}. "
+        "Use another form (--config.models.forms).",
+      )
+    return offering
+
+  def window_tokens(self, model: int) -> float:
+    """Return the tokens of a model's window."""
+    return self.upstreams[model].limits.context_tokens
+
+
+@dataclasses.dataclass(eq=False)
+class RoutedCall:
+  """A client's call and the model chosen for it, with the costs of its attempts.
+
+  `baar_serve.client.ask` makes the attempts with the methods of this class.
+
+  Attributes:
+    step: the conversation's next step; `step.model` is the chosen model.
+    affordable: the affordable models when the model was last chosen.
+    decision: the decision of the conversation's policy.
+    failed: the models that no longer answer this call, because all of their retries
+      failed or they no longer fitted the budgets.
+    last_attempt: the newest attempt; None before the first.
+    usd: US dollars of all attempts; None until the reply is booked.
+    answer: the whole answer, as far as it is known.
+  """
+
+  call: ClientCall
+  budgets: Budgets
+  step: Step
+  affordable: AffordableModels
+  decision: Decision
+  failed: set[int] = dataclasses.field(default_factory=set)
+  last_attempt: Attempt | None = None
+  usd: float | None = None
+  answer: dict = dataclasses.field(default_factory=dict)
+
+  @property
+  def upstream(self) -> Upstream:
+    """Return the upstream model that was chosen."""
+    return self.budgets.upstreams[self.step.model]
+
+  @property
+  def offer(self) -> Offer:
+    """Return what an attempt at the chosen model may cost."""
+    return self.affordable.offers[self.step.model]
+
+  def list_successors(self, outcome: Outcome) -> set[int]:
+    """List the models that may answer after the chosen one has failed.
+
+    If the call does not fit its window, these are the models with a larger one.
+    `serve.fallback` permits all others if the router decides, not a fixed policy.
+    """
+    window_tokens = self.budgets.window_tokens
+    conversation = self.call.conversation
+    is_routed = conversation is not None and conversation.state.rule == ROUTER
+    may_replace = self.budgets.config.fallback and is_routed and not outcome.hopeless
+    successors = set()
+    for model in {*range(len(self.budgets.upstreams))} - self.failed:
+      is_larger = window_tokens(model) > window_tokens(self.step.model)
+      if may_replace or outcome.is_overflow and is_larger:
+        successors.add(model)
+    return successors - {self.step.model}
+
+  @property
+  def large_p(self) -> float:
+    """Return the probability of a LARGE call; 0 or 1 unless a router decided."""
+    p_A = self.decision.p_A
+    return 1 - p_A[SMALL] if p_A else float(self.step.model != SMALL)
+
+  @property
+  def headers(self) -> dict[str, str]:
+    """Return the headers of the answer to the client.
+
+    The headers of a stream have no dollars, because its cost is known at its end.
+    """
+    values = {
+      "selected-model": self.upstream.name,
+      "cost-usd": self.usd,
+      "p-large": self.large_p,
+      "known": self.decision.known,
+    }
+    return self.call.headers | write_headers(values)
+
+  def begin(self) -> Attempt:
+    """Begin an attempt, and reserve its worst case in all budgets."""
+    call = self.call
+    request = call.prepared[self.step.model].request
+    count = len(request[call.form.history])
+    call.prefix = (count, hash_prefix(call.form, request, count))
+    self.last_attempt = self.budgets.sessions.begin(
+      call.purse,
+      call.conversation,
+      self.step,
+      self.offer.worst_case_usd,
+    )
+    return self.last_attempt
+
+  def end(
+    self, kind: str, call: Call | None = None, record: Record | None = None
+  ) -> None:
+    """End the newest attempt, and settle its cost.
+
+    Args:
+      kind: the outcome, one of the constants of llms/wire.py such as REPLY.
+      call: the billed call; None if the attempt had no answer.
+      record: the step that the attempt completed; None if there is none.
+    """
+    attempt = self.last_attempt
+    self.last_attempt = None
+    self.budgets.sessions.end(attempt, kind, call, record)
+
+  @contextlib.contextmanager
+  def reserve(self) -> Iterator[None]:
+    """Reserve the worst case of an attempt, which is made inside the `with` block.
+
+    If an exception ends the block, the attempt is booked at its worst case.
+    """
+    self.begin()
+    try:
+      yield
+    except BaseException:
+      # The upstream may bill an attempt that was cancelled, so the purse must pay for
+      # it.
+      if self.last_attempt:
+        self.end(PRESUMED)
+      raise
+
+  async def attempt(self) -> Whole | Stream | Outcome:
+    """Make an attempt at the chosen model."""
+    return await self.upstream.attempt(self.call, self.offer.reply_tokens)
+
+  def settle(self, outcome: Whole | Stream | Outcome) -> Whole | Stream | None:
+    """Settle the newest attempt if it has failed.
+
+    After an answer the reservation stays until `book_reply` settles its cost.
+
+    Returns:
+      The answer, or None after a failure.
+    """
+    if not isinstance(outcome, Outcome):
+      return outcome
+    self.end(outcome.kind)
+    return None
+
+  def refuse(self, outcome: Outcome, attempts: int = 1) -> Refusal:
+    """Make the error answer for a client after the last attempt has failed."""
+    return self.upstream.refuse(outcome, self.call.form)
+
+  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
+    """Choose the model of the next attempt, after a wait.
+
+    The same model tries again, unless it has no retry left or its call no longer fits
+    the budgets. Then the affordable one of `list_successors` takes its place whose
+    index is nearest.
+
+    Args:
+      outcome: the failure of the last attempt.
+      wait_s: the seconds to wait.
+      is_last: True if the model has no retry left.
+
+    Returns:
+      True if another model was chosen.
+
+    Raises:
+      Refusal: no model may try, or the conversation was scored during the wait.
+    """
+    await asyncio.sleep(wait_s)
+    try:
+      self.affordable = await self.budgets.find_affordable(self.call)
+    except Refusal:
+      # The attempts have spent the budget. Their failure is the cause.
+      raise self.refuse(outcome) from None
+    model = self.step.model
+    is_new = is_last or model not in self.affordable.models
+    if is_new:
+      self.failed.add(model)
+      self.step.logp = None
+      ranks = {*self.affordable.models} & self.list_successors(outcome)
+      model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
+    conversation = self.call.conversation
+    if model is None or conversation and conversation.score is not None:
+      raise self.refuse(outcome)
+    self.step.model = model
+    return is_new
+
+  async def relay(self, stream: Stream) -> AsyncIterator[bytes]:
+    """Yield the events of a stream as they come, and book the reply's cost.
+
+    A stream that breaks off is booked at its worst case.
+    """
+    form = self.call.form
+    meter = Meter(form.counts_beside)
+    message = ""
+    try:
+      async with contextlib.aclosing(stream.response):
+        async for block, data in stream.events():
+          event = meter.read(data) or {}
+          kind = event.get("type") or data.decode(errors="replace")
+          if event.get("error") or kind == "error":
+            message = self.upstream.read_failure(data)
+            raise ConnectionError("the stream has an error")
+          with contextlib.suppress(*MALFORMED):
+            form.collect(self.answer, event)
+          if kind in form.endings:
+            break
+          if data and not event:
+            raise ConnectionError("the stream has an event that is not a JSON object")
+          if not form.is_hidden(event, self.call.body):
+            yield block
+    except LOST as failure:
+      self.book_reply()
+      outcome = dataclasses.replace(explain(failure), message=message)
+      refusal = self.refuse(outcome)
+      yield write_event(form.write_failure(refusal.error, refusal.status))
+      return
+    self.book_reply(meter)
+    yield block
+
+  def book_reply(self, meter: Meter | None = None) -> None:
+    """Settle the reply's cost, and append it to the conversation as a step.
+
+    Args:
+      meter: the usage of the answer; None if the stream broke before its end. If the
+        usage is impossible, the reply is booked at its worst case.
+    """
+    call = self.call
+    usage = Usage(0, 0, 0)
+    usd = self.offer.worst_case_usd
+    outcome = PRESUMED
+    if meter:
+      try:
+        usage, usd = self.upstream.price_usage(meter)
+        outcome = REPLY
+      except ImpossibleUsage as error:
+        self.upstream.is_tier_known = self.upstream.endpoint.is_private
+        print(
+          f"error: {self.upstream.name} counts at its worst case. {error}",
+          file=sys.stderr,
+        )
+    kind = "act" if meter else PRESUMED
+    latency_s = time.monotonic() - call.start_s
+    billed = Call(self.step.model, usage, usd, latency_s, kind=kind)
+    cache = None
+    switch_usd = 0.0
+    if outcome == REPLY:
+      # What a client reports proves nothing about later calls of this server.
+      is_proven = self.last_attempt.number not in call.purse.reported
+      self.upstream.is_tier_known |= is_proven
+      if call.prefix:
+        cache = Cache(*call.prefix, usage.prompt_tokens, time.time(), is_proven)
+      switch_usd = self._switch_usd(billed)
+    self.usd = billed.cost_usd + self.step.spent_usd
+    self._measure(usage)
+    record = None
+    if call.conversation:
+      atoms = []
+      with contextlib.suppress(*MALFORMED):
+        atoms = hash_turn(call.form.read_reply(self.answer))
+      record = Record(
+        self.step,
+        call.place,
+        cache,
+        switch_usd,
+        atoms,
+        call.bound_tokens,
+        call.has_tools,
+        known=self.decision.known,
+      )
+    self.end(outcome, billed, record)
+
+  def _measure(self, usage: Usage) -> None:
+    """Count the call for Prometheus, and for OpenTelemetry if it is installed."""
+    metrics = self.budgets.metrics
+    name = self.upstream.name
+    metrics.call_usd.observe(self.usd)
+    for kind, tokens in vars(usage).items():
+      metrics.tokens.labels(name, kind.removesuffix("_tokens")).inc(tokens)
+    if trace is None:
+      return
+    call = self.call
+    start_ns = time.time_ns() - int(1e9 * (time.monotonic() - call.start_s))
+    attributes = {
+      "gen_ai.operation.name": "chat",
+      "gen_ai.request.model": call.model,
+      "gen_ai.response.model": name,
+      "gen_ai.usage.input_tokens": usage.prompt_tokens,
+      "gen_ai.usage.output_tokens": usage.completion_tokens,
+      "gen_ai.conversation.id": call.purse.name,
+      "baar.cost_usd": self.usd,
+    }
+    tracer = trace.get_tracer("baar_jax")
+    span = tracer.start_span(f"chat {name}", attributes=attributes, start_time=start_ns)
+    span.end()
+
+  def _switch_usd(self, call: Call) -> float:
+    """Compute the dollars that a call cost because the model has changed.
+
+    If this model had also answered the previous step, it would have that step's prompt
+    and reply in its prompt cache. The result is the call's cost minus its cost with
+    this cache; 0 if the model has not changed.
+    """
+    conversation = self.call.conversation
+    if not conversation or not conversation.records:
+      return 0.0
+    step = conversation.records[-1].step
+    if step.model == call.model:
+      return 0.0
+    last = step.calls[-1].usage
+    read = Read(last.prompt_tokens + last.completion_tokens, step.started_s or 0.0)
+    usage = call.usage
+    warm = self.budgets.billing.bill(
+      call.model,
+      [read],
+      usage.prompt_tokens,
+      usage.completion_tokens,
+      self.call.call_s,
+    )
+    return max(0.0, call.cost_usd - warm.cost_usd)

@@ -1,0 +1,555 @@
+"""Keep clients' purses and conversations on disk, and their open calls in memory."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import secrets
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from baar_jax.episode import SMALL, Call, Step, Usage
+from baar_jax.llms.ledger import (
+  INSERT,
+  RECORD,
+  SESSIONS_SCHEMA,
+  STATE,
+  Cache,
+  Record,
+  State,
+  open_calls,
+)
+from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
+from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.specs import Cap
+
+# A conversation that may continue a call has one of the call's last replies. This many
+# hashes of them are looked up, and this many conversations are compared.
+NEWEST_ATOMS = 32
+MOST_MATCHES = 200
+DAY_S = 86_400
+MOST_KEPT = 1000
+
+
+@dataclasses.dataclass(eq=False)
+class Purse:
+  """The caps of a client's session, on which its conversations draw.
+
+  Attributes:
+    id: the number of the purse.
+    client: the name of the client's key; "" without `serve.keys`.
+    name: the session's name, by which clients know it.
+    call_limit: the cap on LARGE calls; None is no cap.
+    dollars: the budget in US dollars.
+    changed_s: when the last attempt began, in seconds since 1970.
+    large_calls: the number of LARGE calls that are billed or in flight.
+    open: the conversation of each attempt in flight, by the attempt's number; None for
+      a side call.
+    reported: the numbers of the attempts whose usage the client will report.
+    refusals: the number of calls in a row that did not fit the budgets; side calls do
+      not count.
+    changed: an event that is set when an attempt has ended.
+  """
+
+  id: int
+  client: str
+  name: str
+  call_limit: int | None
+  dollars: DollarBudget
+  changed_s: float
+  large_calls: int = 0
+  open: dict[int, int | None] = dataclasses.field(default_factory=dict)
+  reported: set[int] = dataclasses.field(default_factory=set)
+  refusals: int = 0
+  changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+  @property
+  def cap(self) -> Cap:
+    """Return the caps."""
+    return Cap(self.call_limit, self.dollars.limit_usd)
+
+  @property
+  def remaining_caps(self) -> Cap:
+    """Return what remains of the caps; calls in flight count at their worst case."""
+    calls = self.call_limit
+    usd = self.dollars.limit_usd
+    if calls is not None:
+      calls = max(0, calls - self.large_calls)
+    if usd is not None:
+      usd = self.dollars.remaining
+    return Cap(calls, usd)
+
+  @property
+  def is_busy(self) -> bool:
+    """Tell whether this server is waiting for the answer of an attempt.
+
+    Attempts that the client makes itself do not count.
+    """
+    return not self.open.keys() <= self.reported
+
+
+@dataclasses.dataclass(eq=False)
+class Conversation:
+  """One history of one agent, which becomes an episode.
+
+  Attributes:
+    id: the number of the conversation.
+    name: the client's name for it within its session; "" without one.
+    changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
+    score: in [0, 1]; None until it is scored.
+    records: one for each reply, in the order of the attempts.
+    deciding: the lock that admits one decision at a time.
+  """
+
+  id: int
+  purse: Purse
+  name: str
+  state: State
+  changed_s: float
+  score: float | None = None
+  records: list[Record] = dataclasses.field(default_factory=list)
+  deciding: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+  @property
+  def steps(self) -> list[Step]:
+    """Return the steps."""
+    return [record.step for record in self.records]
+
+  @property
+  def last_place(self) -> int:
+    """Return the number of actions before the last reply; -1 without a reply."""
+    return max((record.place for record in self.records), default=-1)
+
+  @property
+  def caches(self) -> dict[int, Cache]:
+    """Return what each model's prompt cache may hold, by model index."""
+    return {record.step.model: record.cache for record in self.records if record.cache}
+
+  def has_replies(self, atoms: Sequence[str], records: Sequence[Record]) -> bool:
+    """Tell whether a call has the replies of some records, in their order.
+
+    Args:
+      atoms: the hashes of the replies in the call's history.
+    """
+    rest = iter(atoms)
+    for record in records:
+      for atom in record.atoms:
+        if atom not in rest:  # This reads `rest` up to the atom.
+          return False
+    return True
+
+
+@dataclasses.dataclass(eq=False)
+class Attempt:
+  """An attempt at a model call that has not ended.
+
+  Attributes:
+    conversation: None for a side call.
+    step: the step that the reply will belong to.
+    worst_case_usd: the reserved US dollars.
+    number: the row of the attempt in the tables `calls` and `attempts`.
+    reservations: the reservation in each budget.
+  """
+
+  purse: Purse
+  conversation: Conversation | None
+  step: Step
+  worst_case_usd: float
+  number: int
+  reservations: list[tuple[DollarBudget, object]]
+
+
+Statement = tuple[str, tuple]
+
+
+class Late(NamedTuple):
+  """Statements that wait for a commit, and the change of memory that follows it."""
+
+  statements: list[Statement]
+  apply: Callable[[], object]
+
+
+class Sessions:
+  """Store the purses, conversations and attempts of a run in its database file.
+
+  The disk comes first: memory changes after a commit. An attempt is stored before it is
+  made, and again after it has ended. If the process is killed, its attempts in flight
+  count at their worst case. All methods must be called from one thread.
+  """
+
+  def __init__(
+    self,
+    path: Path,
+    run_budget: DollarBudget | None,
+    usd_per_day: Mapping[str, float] | None = None,
+  ):
+    """Open the database file, and settle the calls that a killed process left open.
+
+    Args:
+      path: the database file of the run's store.
+      run_budget: the dollar budget of the whole run; None without a cap.
+      usd_per_day: the cap of each client's key in US dollars per day (UTC).
+    """
+    self._db = open_calls(path)
+    self._run_budget = run_budget
+    self._usd_per_day = usd_per_day or {}
+    # The newest day of each client, and its budget.
+    self._days: dict[str, tuple[int, DollarBudget]] = {}
+    # Purses and conversations that a call in progress is using. All others are read
+    # from disk when they are needed.
+    self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
+    self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
+    self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
+    self._late: list[Late] = []
+    self._db.executescript(SESSIONS_SCHEMA)
+    with self._db:
+      self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
+
+  def commit(self, *statements: Statement) -> int:
+    """Commit what waits and then these statements; return the row of the first one.
+
+    Raises:
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
+    """
+    waiting = [*self._late]
+    with self._db:
+      for late in waiting:
+        self._execute(late.statements)
+      row = self._execute(statements)
+    del self._late[: len(waiting)]
+    for late in waiting:
+      late.apply()
+    return row
+
+  def _execute(self, statements: Sequence[Statement]) -> int:
+    """Execute statements, and return the row of the first one."""
+    rows = [self._db.execute(*statement).lastrowid for statement in statements]
+    return rows[0] if rows else 0
+
+  def list_purses(self, condition: str, *values: object) -> list[Purse]:
+    """Find the purses for which an SQL condition holds.
+
+    Args:
+      condition: the condition, perhaps with an order and a limit.
+      values: the values of the condition.
+    """
+    select = (
+      "SELECT id, client, name, call_limit, usd_limit, changed_s FROM purses "
+      f"WHERE {condition}"
+    )
+    return [self._load_purse(*row) for row in self.read(select, *values)]
+
+  def _load_purse(
+    self,
+    id_: int,
+    client: str,
+    name: str,
+    call_limit: int | None,
+    usd_limit: float | None,
+    changed_s: float,
+  ) -> Purse:
+    """Read a purse, with the dollars and the LARGE calls of its attempts."""
+    purse = self._purses.get(id_)
+    if purse is None:
+      budget = self._add_up(usd_limit, "purse = ?", id_)
+      purse = Purse(id_, client, name, call_limit, budget, changed_s)
+      select = (
+        "SELECT count(*) FROM calls JOIN attempts USING (id) "
+        "WHERE purse = ? AND model > ? AND kind <> ?"
+      )
+      purse.large_calls = self.read(select, id_, SMALL, FAILED)[0][0]
+      self._purses[id_] = purse
+    self._kept.append(purse)
+    return purse
+
+  def find_purse(self, client: str | None, name: str) -> Purse | None:
+    """Return the newest purse of a session, or None if there is none.
+
+    Args:
+      client: the name of the client's key; None looks in the sessions of all clients.
+      name: the session's name.
+    """
+    condition = "name = ? AND client = ifnull(?, client) ORDER BY changed_s DESC"
+    return next(iter(self.list_purses(condition, name, client)), None)
+
+  def _add_up(
+    self, limit_usd: float | None, condition: str, *values: object
+  ) -> DollarBudget:
+    """Make a budget with a cap that has settled the dollars of some attempts."""
+    select = f"SELECT usd FROM calls JOIN attempts USING (id) WHERE {condition}"
+    budget = DollarBudget(None)
+    for (usd,) in self.read(select, *values):
+      budget.settle(budget.reserve(usd), usd)
+    budget.change_limit(limit_usd)
+    return budget
+
+  def open_purse(self, client: str, name: str, cap: Cap) -> Purse:
+    """Store a new purse. Without a name it gets a random one."""
+    insert = "INSERT INTO purses VALUES (NULL, ?, ?, ?, ?, ?)"
+    name = name or f"auto-{secrets.token_hex(8)}"
+    values = (client, name, cap.calls, cap.usd, time.time())
+    return self._load_purse(self.commit((insert, values)), *values)
+
+  def change_caps(self, purse: Purse, cap: Cap) -> None:
+    """Store new caps of a purse."""
+    update = "UPDATE purses SET call_limit = ?, usd_limit = ? WHERE id = ?"
+    self.commit((update, (cap.calls, cap.usd, purse.id)))
+    purse.refusals = 0
+    purse.call_limit = cap.calls
+    purse.dollars.change_limit(cap.usd)
+    purse.changed.set()
+
+  def begin_conversation(self, purse: Purse, name: str, state: State) -> Conversation:
+    """Store a new conversation of a purse."""
+    insert = "INSERT INTO conversations VALUES (NULL, ?, ?, ?, ?, NULL)"
+    text = STATE.dump_json(state).decode()
+    row = self.commit((insert, (purse.id, text, name, state.began_s)))
+    return self.list_conversations("id = ?", row)[0]
+
+  def list_conversations(self, condition: str, *values: object) -> list[Conversation]:
+    """Find the conversations for which an SQL condition holds, the newest first."""
+    select = (
+      f"SELECT id, purse, name, state, changed_s, score FROM conversations "
+      f"WHERE {condition} ORDER BY id DESC"
+    )
+    return [self._load_conversation(*row) for row in self.read(select, *values)]
+
+  def _load_conversation(
+    self, id_: int, purse: int, name: str, state: str, *rest: float
+  ) -> Conversation:
+    """Read a conversation with its records."""
+    conversation = self._conversations.get(id_)
+    if conversation is None:
+      (own_purse,) = self.list_purses("id = ?", purse)
+      read_state = STATE.validate_json(state)
+      conversation = Conversation(id_, own_purse, name, read_state, *rest)
+      select = (
+        "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
+        "ORDER BY id"
+      )
+      for (record,) in self.read(select, id_):
+        conversation.records.append(RECORD.validate_json(record))
+      self._conversations[id_] = conversation
+    self._kept.append(conversation)
+    return conversation
+
+  def find_matches(
+    self, client: str, purse: Purse | None, atoms: Sequence[str], since_s: float
+  ) -> list[Conversation]:
+    """Find the conversations that gave most of a call's last replies.
+
+    Args:
+      client: the name of the client's key.
+      purse: the purse that the call names; None if it names none.
+      atoms: the hashes of the replies in the call's history.
+      since_s: conversations whose last call was before are over.
+    """
+    newest = atoms[-NEWEST_ATOMS:]
+    select = (
+      "SELECT conversation, count(*) FROM atoms "
+      "JOIN conversations ON conversations.id = conversation "
+      "JOIN purses ON purses.id = purse "
+      f"WHERE atom IN ({', '.join('?' * len(newest))}) "
+      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
+      "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
+    )
+    matches = []
+    values = (*newest, client, purse and purse.id, since_s, MOST_MATCHES)
+    for id_, _ in self.read(select, *values):
+      matches += self.list_conversations("id = ?", id_)
+    return matches
+
+  def read(self, select: str, *values: object) -> list[tuple]:
+    """Read rows of the ledger's tables by an SQL statement."""
+    return self._db.execute(select, values).fetchall()
+
+  def _budgets(self, purse: Purse) -> list[DollarBudget]:
+    """Return the budgets that pay for an attempt: the purse's, the run's, the day's."""
+    budgets = [purse.dollars]
+    if self._run_budget:
+      budgets.append(self._run_budget)
+    limit_usd = self._usd_per_day.get(purse.client)
+    if limit_usd is not None:
+      day = int(time.time() // DAY_S)
+      if self._days.get(purse.client, (0,))[0] != day:
+        condition = "at_s >= ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
+        budget = self._add_up(limit_usd, condition, day * DAY_S, purse.client)
+        self._days[purse.client] = (day, budget)
+      budgets.append(self._days[purse.client][1])
+    return budgets
+
+  def is_reserved(self, purse: Purse, usd: float) -> bool:
+    """Tell whether nothing but reservations keeps a call from the run's and day's caps.
+
+    Args:
+      purse: the purse that pays.
+      usd: the worst case of the call in US dollars.
+    """
+    shared = self._budgets(purse)[1:]
+    rooms = [budget.limit_usd - budget.settled_usd for budget in shared]
+    return not all(budget.allows(usd) for budget in shared) and usd <= min(rooms)
+
+  def room_usd(self, purse: Purse, keep_usd: float) -> float:
+    """Return the dollars that a call may cost now.
+
+    Args:
+      purse: the purse that pays.
+      keep_usd: the US dollars that the call must leave of the purse's cap.
+    """
+    rooms = [budget.remaining for budget in self._budgets(purse)]
+    return min(rooms[0] - keep_usd, *rooms)
+
+  def list_affordable(
+    self, purse: Purse, worst_case_usd_A: Sequence[float], keep_usd: float
+  ) -> list[int]:
+    """Find the models whose call fits all budgets now, in ascending order.
+
+    Args:
+      purse: the purse that pays.
+      worst_case_usd_A: the worst case of the call at each model.
+      keep_usd: the US dollars that the call must leave of the purse's cap.
+    """
+    budgets = self._budgets(purse)
+    models = []
+    for model, usd in enumerate(worst_case_usd_A):
+      is_affordable = model == SMALL or purse.remaining_caps.calls != 0
+      is_affordable &= purse.dollars.allows(usd + keep_usd)
+      is_affordable &= all(budget.allows(usd) for budget in budgets)
+      if is_affordable:
+        models.append(model)
+    return models
+
+  def begin(
+    self,
+    purse: Purse,
+    conversation: Conversation | None,
+    step: Step,
+    worst_case_usd: float,
+  ) -> Attempt:
+    """Begin an attempt: store it, and reserve its worst case in all budgets.
+
+    The caller must have checked that the worst case fits the budgets.
+
+    Args:
+      purse: the purse that pays.
+      conversation: the conversation of the call; None for a side call.
+      step: the step that the reply will belong to.
+      worst_case_usd: the worst case of the attempt.
+
+    Raises:
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
+    """
+    now_s = time.time()
+    id_ = conversation and conversation.id
+    budgets = self._budgets(purse)
+    number = self.commit(
+      (INSERT, (step.model, OPEN, worst_case_usd, None)),
+      (
+        "INSERT INTO attempts VALUES (last_insert_rowid(), ?, ?, ?, NULL)",
+        (purse.id, id_, now_s),
+      ),
+      ("UPDATE conversations SET changed_s = ? WHERE id = ?", (now_s, id_)),
+      ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
+    )
+    reservations = [(budget, budget.reserve(worst_case_usd)) for budget in budgets]
+    purse.changed_s = now_s
+    purse.refusals = 0
+    purse.large_calls += step.model != SMALL
+    purse.open[number] = id_
+    if conversation:
+      conversation.changed_s = now_s
+    return Attempt(purse, conversation, step, worst_case_usd, number, reservations)
+
+  def end(
+    self,
+    attempt: Attempt,
+    kind: str,
+    call: Call | None = None,
+    record: Record | None = None,
+  ) -> None:
+    """End an attempt: store its outcome, and settle its cost in all budgets.
+
+    If the database file cannot be written now, the next commit does both.
+
+    Args:
+      attempt: the attempt.
+      kind: the outcome, one of the constants of llms/wire.py. PRESUMED without a call
+        books the worst case.
+      call: the billed call; None if the attempt had no answer.
+      record: the step that the attempt completed; None if there is none.
+    """
+    step = attempt.step
+    if call is None and kind == PRESUMED:
+      call = Call(step.model, Usage(0, 0, 0), attempt.worst_case_usd, kind=PRESUMED)
+    usd = 0.0
+    if call is not None:
+      step.calls.append(call)
+      usd = call.cost_usd
+    update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
+    statements = [(update, (kind, usd, attempt.number))]
+    if record:
+      record.number = attempt.number
+      statements.append(self._update_record(record))
+      for atom in record.atoms:
+        insert = "INSERT INTO atoms VALUES (?, ?)"
+        statements.append((insert, (atom, attempt.conversation.id)))
+
+    def apply() -> None:
+      """Settle the attempt in memory."""
+      purse = attempt.purse
+      for budget, reservation in attempt.reservations:
+        budget.settle(reservation, usd)
+      del purse.open[attempt.number]
+      purse.reported.discard(attempt.number)
+      if call is None:
+        purse.large_calls -= step.model != SMALL
+      if record:
+        attempt.conversation.records.append(record)
+        attempt.conversation.records.sort(key=lambda record: record.number)
+      purse.changed.set()
+
+    self._late.append(Late(statements, apply))
+    with contextlib.suppress(sqlite3.OperationalError):
+      self.commit()
+
+  def _update_record(self, record: Record) -> Statement:
+    """Return the statement that writes the record of an attempt."""
+    text = RECORD.dump_json(record).decode()
+    return "UPDATE attempts SET record = ? WHERE id = ?", (text, record.number)
+
+  def complete_step(
+    self, conversation: Conversation, action: str, score: float | None
+  ) -> None:
+    """Set the action and the score of a conversation's last step.
+
+    The next commit stores them.
+    """
+    record = conversation.records[-1]
+    record.step.action = action
+    record.step.score = score
+    self._late.append(Late([self._update_record(record)], lambda: None))
+
+  def lost_usd(self, conversation: Conversation) -> float:
+    """Compute the dollars of a conversation's attempts that no step has."""
+    budget = self._add_up(None, "conversation = ?", conversation.id)
+    return budget.lost_usd(conversation.steps)
+
+  def finish(
+    self,
+    conversation: Conversation,
+    score: float | None = None,
+    changed_s: float = -1.0,
+  ) -> None:
+    """End a conversation, with a score or without one.
+
+    Args:
+      changed_s: -1 if it can no longer be scored, 0 if it can.
+    """
+    update = "UPDATE conversations SET score = ?, changed_s = ? WHERE id = ?"
+    self.commit((update, (score, changed_s, conversation.id)))
+    conversation.score = score
+    conversation.changed_s = changed_s

@@ -1,0 +1,170 @@
+"""Import recorded sessions as episodes of a served run (stage `import`)."""
+
+import collections
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from baar_jax.config import SERVED, Config
+from baar_jax.episode import Call, Episode, Step
+from baar_jax.llms.prices import prices_of
+from baar_jax.llms.usage import read_usage
+from baar_jax.rollout.jobs import (
+  BOUNDARIES,
+  ScoredSession,
+  add_sessions,
+  stratified_spec,
+)
+from baar_jax.run import Run
+from baar_jax.store import require_file
+from baar_serve.request import SessionScore, read_history
+
+# Metrics of the steps in ATIF (a trajectory format), whose sums a file states in
+# `final_metrics`.
+SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
+# Largest difference between a recorded sum and the sum of the steps (our choice). It
+# allows for rounded dollars.
+USD_EPS = 1e-6
+
+
+class RecordedCall(TypedDict, total=False):
+  """A call of a recorded session, in the form that docs/serving_reference.md defines.
+
+  Attributes:
+    messages: the messages of the request, and the reply as the last one.
+    usage: the usage in OpenAI's form, or the metrics of an ATIF step.
+    score: the session's score, in [0, 1]. At least one call of each session must have
+      it; the last one counts.
+  """
+
+  session: str
+  model: str
+  messages: list[dict]
+  usage: dict
+  tools: object
+  task: str
+  score: float
+
+
+def main(run: Run) -> None:
+  """Store the sessions of the file `--config.traces` as episodes, each session once.
+
+  Raises:
+    ValueError: the file has a wrong or inconsistent record. Then no session is stored.
+  """
+  config = run.config
+  path = config.traces
+  if config.env.kind != SERVED or not path:
+    settings = "--config.env.kind=served and --config.traces=FILE"
+    raise ValueError(f"--stage=import needs a served run and a file. Set {settings}.")
+  text = require_file(Path(path)).read_text()
+  lines = text.split("\n") if path.endswith(".jsonl") else [text]
+  calls_by_session = collections.defaultdict(list)
+  sessions = []
+  try:
+    for number, line in enumerate(lines, 1):
+      place = f"line {number}"
+      for call in list_calls(line):
+        calls_by_session[str(call["session"])].append(call)
+    for id_, calls in calls_by_session.items():
+      place = f"session {id_!r:.80}"
+      sessions.append(read_session(id_, calls, config))
+  except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    problem = f"the record lacks a field, or its format is unknown ({error})"
+    if isinstance(error, ValueError):
+      problem = error
+    remedy = "Correct the file (docs/serving_reference.md), and import it again."
+    line = f"{path}, {place}: {problem}. No session was imported. {remedy}"
+    raise ValueError(line) from None
+  new_count = add_sessions(run.store, config, sessions)
+  run.print(
+    f"Imported {new_count} sessions; {len(sessions) - new_count} were already stored."
+  )
+
+
+def list_calls(line: str) -> list[RecordedCall]:
+  """Read the calls in a line: one chat completion, or an ATIF trajectory.
+
+  Raises:
+    ValueError: the line is no JSON, or a trajectory states a sum that differs from the
+      sum of its steps.
+  """
+  if not line.strip():
+    return []
+  record = json.loads(line)
+  if "schema_version" not in record:
+    return [record]
+  messages = []
+  calls = []
+  for step in record["steps"]:
+    tools = []
+    for tool in step.get("tool_calls") or ():
+      arguments = json.dumps(tool["arguments"])
+      tools.append({"function": dict(name=tool["function_name"], arguments=arguments)})
+    role = "assistant" if step["source"] == "agent" else step["source"]
+    messages.append(dict(role=role, content=step["message"], tool_calls=tools))
+    if role == "assistant":
+      model = step.get("model_name") or record["agent"]["model_name"]
+      call = dict(model=model, messages=[*messages], usage=step["metrics"])
+      calls.append({"session": record["session_id"]} | record["extra"] | call)
+    for result in (step.get("observation") or {}).get("results", ()):
+      messages.append(dict(role="tool", content=result.get("content")))
+  totals = record.get("final_metrics") or {}
+  for name in SUMS:
+    metrics = [call["usage"].get(name) for call in calls]
+    counts = [count for count in metrics if count is not None]
+    total = totals.get(f"total_{name}")
+    # If no step states dollars, a stated sum of dollars is not compared. The
+    # configuration's prices give the dollars in any case.
+    is_summed = counts or name != "cost_usd"
+    if is_summed and total is not None and abs(total - sum(counts)) > USD_EPS:
+      raise ValueError(
+        f"total_{name} is {total}, but the steps add up to {sum(counts)}"
+      )
+  return calls
+
+
+def read_session(
+  id_: str, calls: Sequence[RecordedCall], config: Config
+) -> ScoredSession:
+  """Read a recorded session as an episode.
+
+  The dollars are computed from the tokens at the configuration's prices. If SMALL alone
+  or LARGE alone answered, the episode is a trial of that boundary policy. Any other
+  session counts as a stratified sample, however its models were chosen (our choice).
+
+  Args:
+    id_: the session's id.
+    calls: the session's calls, the first one first.
+
+  Raises:
+    ValueError: a call's messages, model, usage or score is missing or wrong.
+  """
+  names = config.models.names
+  prices = prices_of(config.models)
+  steps = []
+  score_fields = {}
+  task_name = None
+  for number, call in enumerate(calls, 1):
+    messages = call["messages"]
+    text = read_history(call)
+    if len(text.actions) != number or messages[-1]["role"] != "assistant":
+      raise ValueError(f"call {number} must end with assistant message {number}")
+    if call["model"] not in names:
+      raise ValueError(f"--config.models.names lacks the model {call['model']!r:.80}")
+    model = names.index(call["model"])
+    usage = read_usage(call["usage"])
+    cost = Call(model, usage, prices[model].cost_usd(usage))
+    steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
+    if call.get("score") is not None:
+      score_fields = call
+    task_name = task_name or call.get("task")
+  spec = stratified_spec(config)
+  for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
+    if {step.model for step in steps} == {model}:
+      spec = boundary
+  score = SessionScore.read(score_fields).score
+  task_id = str(task_name or text.opening)
+  episode = Episode(task_id, spec.key, 0, steps, score, "done")
+  return ScoredSession(f"import {id_}", episode, text.task)

@@ -1,0 +1,447 @@
+"""Ask upstream models for a client, within the limits that each model has."""
+
+import dataclasses
+import functools
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from baar_jax.config import ModelsConfig, ServeConfig
+from baar_jax.episode import Usage
+from baar_jax.llms.prices import CHARS_PER_TOKEN, find_model, find_row
+from baar_jax.llms.wire import (
+  FAILED,
+  WireForm,
+  clean,
+  drop_reasoning,
+  read_error,
+)
+from baar_jax.store import require_file
+from baar_serve.client import ROUNDING, UNREADABLE, Client, Outcome, Stream, Whole
+from baar_serve.request import (
+  History,
+  Refusal,
+  bound_tokens,
+  count_bytes,
+  hash_prefix,
+  hash_turn,
+  write_headers,
+)
+from baar_serve.sessions import Conversation, Purse
+
+# The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
+LEAST_REPLY = 256
+# The words of a model that refuses another model's reasoning, or settings of reasoning.
+REASONING = re.compile("reasoning|thinking|signature|encrypted")
+# Shares of a cap in dollars at which a client is warned.
+WARNED_SHARES = (0.5, 0.75, 0.9)
+# Seconds between two attempts at an upstream model that fails all the time.
+PROBE_S = 30.0
+# An answer that has another form than expected raises one of these exceptions.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
+
+
+# The name of the tokenizer and the longest reply in tokens, by family of models. The
+# first pattern that matches a model's name counts; docs/models_and_money.md lists them
+# in words. "" stands for a tokenizer that no other model is known to have.
+FAMILIES = {
+  r"gpt-4\.1": ("o200k", 32_768),
+  r"gpt-4o": ("o200k", 16_384),
+  r"gpt-[5-9]": ("o200k", 128_000),
+  r"gpt-(3\.5|4)": ("cl100k", 4096),
+  r"\bo[134]\b": ("o200k", 100_000),
+  r"claude-3[-.]5": ("claude", 8192),
+  r"claude-3(?![-.]7)": ("claude", 4096),
+  r"claude-opus-4(?![-.][5-9])": ("claude", 32_000),
+  r"claude-(3|\w+-4(?![-.][7-9]))": ("claude", 64_000),
+  r"claude": ("", 64_000),
+  r"gemini-2.5": ("gemini", 65_536),
+  r"gemini-[12]": ("gemini", 8192),
+  r"deepseek": ("deepseek", 8192),
+  r"": ("", 16_384),
+}
+
+
+class Limits(NamedTuple):
+  """The limits of a model.
+
+  Attributes:
+    tokenizer: a name. Models with one name count the same tokens in a text.
+    reply_tokens: the tokens of the longest reply.
+    context_tokens: the tokens of the window, which holds the prompt and the reply;
+      infinite if it is not known.
+    count: an upper bound on the tokens of a text.
+  """
+
+  tokenizer: str
+  reply_tokens: int
+  context_tokens: float
+  count: Callable[[str], int]
+
+
+def find_limits(config: ModelsConfig, index: int) -> Limits:
+  """Find the limits of a model: those of the configuration, or the known ones.
+
+  Args:
+    config: the configuration of the models.
+    index: the model's index.
+
+  Raises:
+    ValueError: the file of a tokenizer cannot be read.
+  """
+  name = config.names[index]
+  tokenizer, reply_tokens = find_row(FAMILIES, name)
+  if config.tokenizer_families:
+    tokenizer = config.tokenizer_families[index]
+  model = find_model(name)
+  window = model and model.context_window
+  if config.context_tokens:
+    window = config.context_tokens[index] or window
+  count = count_bytes
+  if tokenizer.endswith(".json"):
+    count = open_tokenizer(tokenizer)
+  return Limits(tokenizer or name, reply_tokens, window or math.inf, count)
+
+
+def open_tokenizer(path: str) -> Callable[[str], int]:
+  """Open a file tokenizer.json, and return a function that counts a text's tokens.
+
+  Raises:
+    ValueError: the file cannot be read.
+  """
+  import tokenizers
+
+  try:
+    tokenizer = tokenizers.Tokenizer.from_file(str(require_file(Path(path))))
+  except Exception as error:  # The library raises nothing more special.
+    raise ValueError(
+      f"Cannot read the tokenizer {path} ({error}). "
+      "Correct --config.models.tokenizer_families."
+    ) from None
+
+  @functools.lru_cache(maxsize=1000)
+  def count(text: str) -> int:
+    """Count the tokens of a text, without special tokens."""
+    return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+  return count
+
+
+@dataclasses.dataclass(eq=False)
+class ClientCall:
+  """A client's call, with the purse that pays and the conversation it belongs to.
+
+  Attributes:
+    form: the wire form.
+    body: the JSON body; {} once a decision alone has been answered.
+    history: the messages of the body, read as an unfinished episode.
+    purse: the purse that pays.
+    conversation: the conversation; None for a side call, which is no step.
+    passed_headers: the client's headers that go on to the model.
+    query: the query of the client's URL, which goes on, too.
+    call_s: seconds from the conversation's first call to this one.
+    start_s: when the call arrived, in seconds of the monotonic clock.
+    bound_tokens: an upper bound on the tokens of the prompt.
+    prepared: what each model would be asked; empty once a decision alone has been
+      answered.
+    prefix: what the call leaves in a prompt cache: the number of messages and their
+      hash, as in `Cache`; None if no later call can use it.
+  """
+
+  form: WireForm
+  body: dict
+  history: History
+  purse: Purse
+  conversation: Conversation | None
+  passed_headers: dict[str, str] = dataclasses.field(default_factory=dict)
+  query: str = ""
+  start_s: float = dataclasses.field(default_factory=time.monotonic)
+
+  def __post_init__(self) -> None:
+    """Compute what is kept of the body."""
+    self.call_s = 0.0
+    if self.conversation:
+      self.call_s = time.time() - self.conversation.state.began_s
+    self.bound_tokens = bound_tokens(self.body)
+    self.prepared: list[Prepared] = []
+    self.prefix: tuple[int, str] | None = None
+    self.model = str(self.body.get("model"))
+    self.has_tools = bool(self.body.get("tools"))
+    self.place = len(self.history.actions)
+
+  @functools.cached_property
+  def _authors(self) -> dict[str, int]:
+    """Return the model that wrote each part of the conversation's replies."""
+    authors = {}
+    for record in self.conversation.records if self.conversation else ():
+      for atom in record.atoms:
+        authors[atom] = record.step.model
+    return authors
+
+  def write_body(self, model: int) -> dict:
+    """Return the body without the reasoning that other models have written.
+
+    Models sign or encrypt their reasoning, and no other model can read it.
+    """
+    entries = self.body[self.form.history]
+    authors = self._authors
+    if {*authors.values()} <= {model} or not isinstance(entries, list):
+      return self.body
+    kept = []
+    author = model
+    # In Responses, the reasoning comes before the reply that it belongs to.
+    for entry in reversed(entries):
+      for turn in self.form.read_entry(entry):
+        author = model
+        if turn.role == "assistant":
+          for atom in hash_turn(turn):
+            author = authors.get(atom, author)
+      kept += [entry] if author == model else drop_reasoning([entry])
+    return {**self.body, self.form.history: kept[::-1]}
+
+  @property
+  def headers(self) -> dict[str, str]:
+    """Return the headers of an answer with the purse's dollars and remaining caps."""
+    purse = self.purse
+    left = purse.remaining_caps
+    limit_usd = purse.dollars.limit_usd
+    warning = None
+    for share in WARNED_SHARES:
+      if limit_usd is not None and purse.dollars.settled_usd >= share * limit_usd:
+        warning = f"{share:.0%} of the cap is spent"
+    return write_headers(
+      {
+        "session-id": quote(purse.name, safe=" "),
+        "conversation": self.conversation and self.conversation.id,
+        "session-usd": purse.dollars.settled_usd,
+        "left-usd": left.usd,
+        "left-large-calls": left.calls,
+        "warning": warning,
+      }
+    )
+
+
+class Prompt(NamedTuple):
+  """Numbers of tokens of a prompt: an upper bound, and an estimate."""
+
+  tokens: int
+  expected_tokens: int
+
+
+class Prepared(NamedTuple):
+  """A call as one model would get it.
+
+  Attributes:
+    request: the request, before its limit on the reply shrinks.
+    least_tokens: the lowest limit on the reply that is sent.
+    most_tokens: the limit on the reply if the budgets have room for it.
+    prompt_usd: the worst case of the prompt in US dollars.
+    token_usd: the worst case of each token of the reply's limit.
+    estimate_usd: the most that is reserved; infinite without `serve.estimate`.
+    fits_window: whether the prompt is expected to fit the model's window.
+  """
+
+  request: dict
+  least_tokens: int
+  most_tokens: int
+  prompt_usd: float
+  token_usd: float
+  estimate_usd: float
+  fits_window: bool
+
+  def offer(self, room_usd: float) -> "Offer":
+    """Shrink the limit on the reply to what the budgets have room for."""
+    tokens = self.most_tokens
+    most_usd = self.prompt_usd + tokens * self.token_usd
+    if self.token_usd and most_usd > room_usd and self.estimate_usd == math.inf:
+      tokens = int((1 - ROUNDING) * (room_usd - self.prompt_usd) / self.token_usd)
+    tokens = min(self.most_tokens, max(self.least_tokens, tokens))
+    usd = self.prompt_usd + tokens * self.token_usd
+    return Offer(tokens, min(usd, self.estimate_usd))
+
+
+class Offer(NamedTuple):
+  """What a call of one model may cost.
+
+  Attributes:
+    reply_tokens: the limit on the tokens of the reply.
+    worst_case_usd: the worst case with this limit, or the lower estimate.
+  """
+
+  reply_tokens: int
+  worst_case_usd: float
+
+
+class Upstream(Client):
+  """An upstream model, to which this server forwards clients' calls.
+
+  Attributes:
+    failures: the number of failed attempts in a row.
+    paused_until_s: until this time of the monotonic clock no attempt is made.
+  """
+
+  failures = 0
+  paused_until_s = 0.0
+
+  def __post_init__(self) -> None:
+    """Prepare the HTTP client, and look up the limits of all models.
+
+    Raises:
+      ValueError: a price, a key or a tokenizer is missing.
+    """
+    super().__post_init__()
+    indices = range(len(self.config.names))
+    self.limits_A = [find_limits(self.config, index) for index in indices]
+    self.limits = self.limits_A[self.config_index]
+
+  def offers(self, form: WireForm) -> bool:
+    """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
+    forms = self.endpoint.forms.split()
+    return not forms or form.path in forms
+
+  def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
+    """Write a call's request to this model, and bound its tokens and dollars.
+
+    The limit on the reply of a client that sets none is the configured one, else the
+    model's longest reply, as far as the window has room for it.
+    """
+    form = call.form
+    request = form.write_request(call.write_body(self.config_index), self.endpoint)
+    prompt = self._bound_prompt(call, request)
+    most = form.find_limit(request) or config.max_reply_tokens
+    least = LEAST_REPLY
+    thinking = request.get("thinking")
+    if isinstance(thinking, dict) and type(thinking.get("budget_tokens")) is int:
+      least += max(0, thinking["budget_tokens"])
+    if not most:
+      room = self.limits.context_tokens - 2 * prompt.expected_tokens
+      most = int(min(self.limits.reply_tokens, max(least, room)))
+    least = min(least, most)
+    expected = Usage(prompt.expected_tokens, 0, least)
+    estimate_usd = math.inf
+    if config.estimate:
+      estimate_usd = config.estimate * self.price.cost_usd(expected)
+    return Prepared(
+      request,
+      least,
+      most,
+      self.bound_usd(request, prompt.tokens, 0),
+      self.bound_usd(request, 0, 1),
+      estimate_usd,
+      prompt.expected_tokens + least <= self.limits.context_tokens,
+    )
+
+  def _bound_prompt(self, call: "ClientCall", request: dict) -> "Prompt":
+    """Bound the tokens of a request's prompt.
+
+    If a model with this model's tokenizer has already read the first messages in an
+    earlier call, these messages count with the tokens that were billed for them, and
+    with the template of this model if it is another one.
+    """
+    form = call.form
+    tokens = call.bound_tokens
+    if self.limits.count is not count_bytes:
+      tokens = bound_tokens(call.body, self.limits.count)
+    best = Prompt(tokens, call.bound_tokens // CHARS_PER_TOKEN)
+    caches = call.conversation.caches if call.conversation else {}
+    for model, cache in caches.items():
+      is_shared = self.limits_A[model].tokenizer == self.limits.tokenizer
+      if not (cache.is_proven and is_shared):
+        continue
+      if hash_prefix(form, request, cache.messages) != cache.digest:
+        continue
+      other_fields = dict(request)
+      for name in ("model", form.history, *form.limits, *form.opening):
+        other_fields.pop(name, None)
+      history = request[form.history]
+      new = [other_fields, history[cache.messages :]]
+      tokens = cache.tokens
+      if model != self.config_index:
+        opening = [request.get(name) for name in form.opening]
+        tokens += bound_tokens([opening, history[: cache.messages]], lambda text: 0)
+      expected = cache.tokens + bound_tokens(new) // CHARS_PER_TOKEN
+      best = min(best, Prompt(tokens + bound_tokens(new, self.limits.count), expected))
+    return best
+
+  async def attempt(
+    self, call: "ClientCall", reply_tokens: int
+  ) -> Whole | Stream | Outcome:
+    """Send a call to this model once, unless it has failed all the time.
+
+    If the model refuses the reasoning in the call, or its settings of reasoning, the
+    call is sent once more without them. The refusal costs nothing.
+
+    Args:
+      reply_tokens: the limit on the tokens of the reply.
+
+    Returns:
+      A whole answer in the call's wire form, a stream, or the failure.
+    """
+    now_s = time.monotonic()
+    if now_s < self.paused_until_s:
+      problem = f"is not asked, because its last {self.failures} attempts failed"
+      return Outcome(FAILED, problem, status=503, is_paused=True)
+    if self.failures >= self.config.max_failures:
+      self.paused_until_s = now_s + PROBE_S
+    request = call.prepared[self.config_index].request
+    request = call.form.limit_reply(
+      request, reply_tokens, self.config.token_limit_field
+    )
+    if self.endpoint.is_openai and call.conversation:
+      # Calls with one key are more likely to find their prompt cache.
+      request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
+    path = f"{call.form.path}?{call.query}".rstrip("?")
+    send = functools.partial(
+      self.send,
+      call.form,
+      limit_s=self.config.timeout_s,
+      path=path,
+      headers=call.passed_headers,
+    )
+    answer = await send(request)
+    is_refused = isinstance(answer, Outcome) and answer.status == 400
+    if is_refused and REASONING.search(answer.message.lower()):
+      # The tokens of the second request bound no later one.
+      call.prefix = None
+      answer = await send(drop_reasoning(request))
+    if isinstance(answer, Whole):
+      try:
+        call.form.read_reply(answer.fields)
+      except UnicodeError:  # Half a surrogate pair does no harm.
+        pass
+      except MALFORMED:
+        answer = UNREADABLE
+    has_failed = isinstance(answer, Outcome) and answer.status >= 500
+    self.failures = self.failures + 1 if has_failed else 0
+    if not has_failed:
+      self.paused_until_s = 0.0
+    return answer
+
+  def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
+    """Make the error answer for a client after a failed attempt at this model."""
+    # This server follows no redirects. A redirect (3xx) by the model's endpoint is
+    # therefore reported as a bad gateway.
+    status = outcome.status if outcome.status >= 400 else 502
+    message = (
+      outcome.message
+      or f"The model {self.name} {outcome.problem}. Send the call again. "
+      "If this error repeats, check --config.models of this server."
+    )
+    if status == 404:
+      message += (
+        f". If the endpoint of {self.name} does not offer {form.path}, name the forms "
+        "that it offers in --config.models.forms of this server."
+      )
+    refusal = Refusal(
+      status, message, outcome.type or "upstream_error", outcome.code or None
+    )
+    refusal.headers = outcome.headers
+    return refusal
+
+  def read_failure(self, data: bytes) -> str:
+    """Read the message in an error event of a stream, without the key."""
+    return clean(read_error(data).message, self._key)

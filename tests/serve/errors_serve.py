@@ -1,0 +1,435 @@
+"""The errors of the endpoint, of `Router`, and of the import of traces."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from errors_config import command
+from starlette.requests import Request
+from starlette.testclient import TestClient
+from test_serve import ASK, Client
+from test_served import USAGE, atif, chat, load
+
+from baar_jax import Router
+from baar_jax.episode import Step
+from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.usage import read_usage
+from baar_jax.llms.wire import FAILED
+from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.run import Run
+from baar_serve import __main__ as serve
+from baar_serve.app import App
+from baar_serve.client import FORMS, Outcome, ask
+from baar_serve.exchange import Delivery
+from baar_serve.request import ClientKey, SessionScore, read_body, read_history
+from baar_serve.routed import RoutedCall
+from baar_serve.upstream import ClientCall
+
+# No model answers at this address.
+MODELS = SimpleNamespace(url="http://127.0.0.1:9/v1")
+ROUTERS = {"names": ("a", "b", "c"), "prices": ((1.0, 0.5, 2.0),) * 3}
+
+
+def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
+  """Make a case that acts on a served run."""
+
+  def case(tmp: Path) -> None:
+    client = Client(tmp, MODELS, **settings)
+    with contextlib.closing(client.run) as run:
+      act(run)
+
+  return case
+
+
+def use_app(act: Callable[[App], object], **settings: object) -> Callable:
+  """Make a case that acts on a run's application."""
+  return use_run(
+    lambda run: act(serve.build(run, serve.open_policies(run))), **settings
+  )
+
+
+def make_request(
+  host: str = "127.0.0.1", body: str = "{}", kind: str = "application/json"
+) -> Request:
+  """Make a request with a body, for the session "s"."""
+  headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
+  scope = {"type": "http", "path": "/", "headers": headers, "path_params": {"id": "s"}}
+  message = {"type": "http.request", "body": body.encode()}
+  return Request(scope, mock.AsyncMock(return_value=message))
+
+
+def read(body: str, kind: str = "application/json") -> None:
+  """Read a request's body of at most half a MiB."""
+  asyncio.run(read_body(make_request(body=body, kind=kind), 0.5))
+
+
+def read_late(tmp: Path) -> None:
+  """Read a body that takes too long."""
+  request = make_request()
+  request._receive = lambda: asyncio.sleep(1)
+  with mock.patch("baar_serve.request.BODY_S", 0.01):
+    asyncio.run(read_body(request, 0.5))
+
+
+def read_messages(tmp: Path, value: object, path: str) -> None:
+  """Read the messages of a call."""
+  form = FORMS[path]
+  read_history({form.history: value}, form)
+
+
+def receive(app: App, model: str = "baar") -> ClientCall:
+  """Send a call of the session "s" to an application."""
+  body = {"model": model, "messages": ASK}
+  return app.desk.receive(ClientKey(), FORM, {"x-session-id": "s"}, body)
+
+
+def decide(app: App) -> RoutedCall:
+  """Decide a call of the session "s"."""
+  return asyncio.run(app.exchange.decide(receive(app)))
+
+
+def decide_beside_another_call(app: App) -> None:
+  call = receive(app)
+  app.exchange.sessions.begin(call.purse, None, Step("", 0, ""), 1.0)
+  asyncio.run(app.exchange.decide(call))
+
+
+def decide_beside_another_session(app: App) -> None:
+  sessions = app.exchange.sessions
+  sessions._run_budget = DollarBudget(1.0)
+  other = sessions.open_purse("", "other", Cap())
+  sessions.begin(other, None, Step("", 0, ""), 1.0)
+  decide(app)
+
+
+def score_while_deciding(app: App) -> None:
+  call = receive(app)
+  call.conversation.score = 1.0
+  asyncio.run(app.exchange.decide(call))
+
+
+def score_without_a_call(app: App) -> None:
+  app.exchange.score(receive(app).purse, SessionScore(score=1.0))
+
+
+def call_no_model(app: App) -> None:
+  asyncio.run(ask(decide(app), 0))
+
+
+def score_before_the_retry(app: App) -> None:
+  routed = decide(app)
+  routed.call.conversation.score = 1.0
+  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+    asyncio.run(ask(routed, 1))
+
+
+def spend_all_before_the_retry(app: App) -> None:
+  routed = decide(app)
+
+  async def fail(*_: object) -> Outcome:
+    app.exchange.sessions.change_caps(routed.call.purse, Cap(None, 0.0))
+    return Outcome(FAILED, "fails")
+
+  routed.upstream.attempt = fail
+  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+    asyncio.run(ask(routed, 1))
+
+
+def hang(app: App) -> None:
+  app.exchange.decide = lambda call: asyncio.sleep(1)
+
+  async def wait() -> None:
+    delivery = Delivery(receive(app))
+    await app.exchange._make(delivery, False)
+    await delivery.begun
+
+  asyncio.run(wait())
+
+
+def raise_answer(app: App, handle: Callable, request: Request) -> None:
+  """Raise the message of the error that a route's client gets."""
+  response = asyncio.run(app._guard(handle)(request))
+  raise ValueError(json.loads(response.body)["error"]["message"])
+
+
+def answer(act: Callable[[App], object]) -> Callable:
+  """Make a case of the error that a client gets of an act."""
+
+  def case(app: App) -> None:
+    try:
+      act(app)
+    except Exception as error:
+      handle = mock.AsyncMock(side_effect=error)
+      raise_answer(app, handle, make_request())
+
+  return use_app(case)
+
+
+def handle_request(handle: Callable) -> Callable:
+  """Make a case in which the application handles a request."""
+  return use_app(lambda app: asyncio.run(handle(app, make_request(), ClientKey())))
+
+
+def send_to_no_route(app: App) -> None:
+  answer = TestClient(app, "http://127.0.0.1").get("/nowhere")
+  raise ValueError(answer.json()["error"]["message"])
+
+
+def close_the_connection(app: App) -> None:
+  request = make_request()
+  request._receive = mock.AsyncMock(return_value={"type": "http.disconnect"})
+  raise_answer(app, lambda request, key: app._read(request), request)
+
+
+def listen_on_a_used_port(run: Run) -> None:
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    run.config.serve.port = listener.getsockname()[1]
+    serve.main(run)
+
+
+def serve_a_router_of_three(tmp: Path) -> None:
+  use_run(lambda run: None, name="three", models=ROUTERS)(tmp)
+  use_run(lambda run: None, policy="router", router=str(tmp / "three"))(tmp)
+
+
+def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
+  """Make the row of a file that cannot be imported."""
+  end = "No session was imported. Correct the file (docs/serving_reference.md), and"
+  message = f"TMP/served/traces.jsonl, {problem}. {end} import it again."
+  return message, use_run(lambda run: load(run, records))
+
+
+def decide_alone(**arguments: float) -> None:
+  router = Router(Policy(PolicySpec("p")), ("small", "large"), 9, sessions=1)
+  router.decide(ASK, **arguments)
+
+
+CASES = [
+  (
+    "Wrong or missing key. Send 'Authorization: Bearer KEY' with your key.",
+    # Any variable that is set can hold the key.
+    use_app(lambda app: app._check_client(make_request()), key_variable="PATH"),
+  ),
+  (
+    "This server has no key, so call it as 127.0.0.1 or localhost or ::1.",
+    use_app(lambda app: app._check_client(make_request("other.example"))),
+  ),
+  (
+    "No session has this id. Check the URL.",
+    use_app(lambda app: app._find_purse(make_request(), ClientKey())),
+  ),
+  (
+    "Only an operator's key shows metrics. Ask the operator.",
+    handle_request(App._show_metrics),
+  ),
+  (
+    "The body is nested too deeply. Send a flatter one.",
+    answer(mock.Mock(side_effect=RecursionError)),
+  ),
+  (
+    "This server refuses speed, which changes the cost of a call. Leave it out, and "
+    "send all messages.",
+    lambda tmp: read_history({"speed": "fast"}, FORMS["messages"]),
+  ),
+  (
+    "Only an operator's key may change caps. Ask the operator.",
+    handle_request(App._change_session),
+  ),
+  (
+    "This server has no WebSockets. Send POST /v1/responses.",
+    handle_request(App._refuse_socket),
+  ),
+  (
+    "Unknown path or method. This server answers GET /, GET /metrics, ..., GET /health.",
+    use_app(send_to_no_route),
+  ),
+  (
+    "The client closed the connection. Send the call again.",
+    use_app(close_the_connection),
+  ),
+  (
+    "The server cannot write its ledger (no such table: x). Free disk space there, and "
+    "send the call again.",
+    answer(lambda app: app.exchange.sessions.commit(("DELETE FROM x", ()))),
+  ),
+  (
+    "The usage is impossible: it must have the tokens of the prompt and of the reply. "
+    "Correct the usage.",
+    answer(lambda app: read_usage({})),
+  ),
+  (
+    "This server has a bug (KeyError). Report it to its operator.",
+    answer(lambda app: {}["a private text"]),
+  ),
+  (
+    "Send the body as JSON, with content-type: application/json.",
+    lambda tmp: read("{}", "text/plain"),
+  ),
+  (
+    "The body exceeds --config.serve.max_body_mb=0.5. Send a smaller body, or raise "
+    "this limit.",
+    lambda tmp: read("a" * 2**20),
+  ),
+  ("The body cannot be read. Send a JSON object.", lambda tmp: read("[]")),
+  (
+    "Correct the field score: Input should be less than or equal to 1",
+    lambda tmp: SessionScore.read({"score": 2.0}),
+  ),
+  (
+    "Unknown model. Send one of these: baar, baar:small, ...",
+    use_app(lambda app: receive(app, "llama")),
+  ),
+  (
+    "The task was scored during this call. Send the call of the next task.",
+    use_app(score_while_deciding),
+  ),
+  (
+    "No decision with this decision_id waits for a report. Send the decision_id that "
+    "/v1/decision answered, and report each decision once.",
+    use_app(lambda app: app.exchange.book_report(None, 1, {})),
+  ),
+  (
+    "This session is scored already, has had no call, or has a call in flight. Score "
+    "it once, after the answer to its last call.",
+    use_app(score_without_a_call),
+  ),
+  (
+    "Session s has cost $0.000000 of $0; the next call needs $.... The session's cap, "
+    "the key's cap of the day or --config.max_usd forbids it. End the task without a "
+    "further call.",
+    use_app(decide, max_usd=0.0),
+  ),
+  (
+    "The model small fails. Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    use_app(spend_all_before_the_retry, max_usd=1.0),
+  ),
+  ("The body took longer than 0.01 seconds. Send the call again.", read_late),
+  (
+    "No answer within --config.serve.call_timeout_s=0.01. The model hangs. Call again.",
+    use_app(hang, call_timeout_s=0.01),
+  ),
+  (
+    "Cannot read the tokenizer no.json (no.json is missing or not a regular file). Correct "
+    "--config.models.tokenizer_families.",
+    use_app(decide, models={"tokenizer_families": ("no.json", "")}),
+  ),
+  (
+    "The calls of session s in flight reserve its whole cap. Send the call again.",
+    use_app(decide_beside_another_call, max_usd=1.0, models={"timeout_s": 0.01}),
+  ),
+  (
+    "The calls of other sessions in flight reserve what is left of a cap. Send the "
+    "call again.",
+    use_app(decide_beside_another_session),
+  ),
+  (
+    "No model of this server offers chat/completions. Use another form "
+    "(--config.models.forms).",
+    use_app(decide, models={"forms": ("messages",)}),
+  ),
+  (
+    "Cannot listen on 127.0.0.1:... (Address already in use...). Set another "
+    "--config.serve.port or --config.serve.host.",
+    use_run(listen_on_a_used_port),
+  ),
+  (
+    "--config.serve.router=TMP/three routes between 3 models. Set "
+    "--config.models.names to 3 models.",
+    serve_a_router_of_three,
+  ),
+  (
+    "TMP/quickstart has no trained router. Set --config.serve.router to the directory "
+    "of a run that has one, or set --config.serve.policy=small.",
+    command,
+    "--stage=serve",
+  ),
+  (
+    "Serving at 0.0.0.0 needs a key, which clients must send. Set "
+    "--config.serve.key_variable to the name of a variable that holds the key, or "
+    "--config.serve.keys to a file of keys.",
+    command,
+    "--stage=serve",
+    "--config.serve.policy=small",
+    "--config.serve.host=0.0.0.0",
+  ),
+  (
+    "Cannot read the keys in TMP/none: ... Correct --config.serve.keys; "
+    "docs/serving_reference.md has its form.",
+    lambda tmp: serve.read_keys(tmp / "none"),
+  ),
+  (
+    "--stage=serve needs a served run. Set --config.env.kind=served.",
+    command,
+    "--stage=serve",
+    "--config.serve.policy=small",
+  ),
+  (
+    "--stage=import needs a served run and a file. Set --config.env.kind=served and "
+    "--config.traces=FILE.",
+    command,
+    "--stage=import",
+  ),
+  import_lines(
+    "line 1: the record lacks a field, or its format is unknown ('session')", {}
+  ),
+  import_lines(
+    "line 1: total_prompt_tokens is 201, but the steps add up to 200",
+    atif(final_metrics={"total_prompt_tokens": 201}),
+  ),
+  import_lines(
+    "session 'a': call 1 must end with assistant message 1",
+    *[*chat()][1:],
+  ),
+  import_lines(
+    "session 'a': --config.models.names lacks the model 'other'",
+    *chat(model="other"),
+  ),
+  import_lines(
+    "session 'a': The usage is impossible: ...",
+    *chat(usage=USAGE | {"cached_tokens": 101}),
+  ),
+  import_lines("session 'b': Correct the field score: Field required", atif(extra={})),
+  (
+    "left_usd or left_large_calls is negative. Pass 0 or more.",
+    lambda tmp: decide_alone(left_usd=-1.0),
+  ),
+  ("The score is 2. Pass a number in [0, 1].", lambda tmp: decide_alone(score=2)),
+]
+CASES += [
+  (
+    "The model small ... Send the call again. If this error repeats, check "
+    "--config.models of this server.",
+    case,
+  )
+  for case in (
+    use_app(call_no_model),
+    use_app(score_before_the_retry),
+    handle_request(App._count_tokens),
+  )
+]
+# Rows: the path of a wire form, its messages, and the problem.
+WRONG = [
+  ("messages", [], "messages must have at least one message"),
+  ("responses", [], "input must have at least one message"),
+  ("chat/completions", [], "messages must have at least one message"),
+  ("chat/completions", None, "messages must be a list of JSON objects"),
+  ("chat/completions", [{"content": 7}], "content must be a list of JSON objects"),
+  ("chat/completions", [{"content": "x"}], "a text is missing, or is not a text"),
+  ("chat/completions", [{"content": "\ud83d"}], "'utf-8' codec can't encode ..."),
+  (
+    "chat/completions",
+    [{"tool_calls": [{"function": 1}]}],
+    "tool_calls must have the function as a JSON object",
+  ),
+]
+for path, value, problem in WRONG:
+  message = f"Correct the field {FORMS[path].history}: {problem}."
+  CASES.append((message, read_messages, value, path))

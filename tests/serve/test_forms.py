@@ -1,0 +1,144 @@
+"""Test the wire forms with fixtures that were written from the published specifications."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.wire import read_error
+from baar_serve.client import FORMS, Stream
+from baar_serve.request import hash_turn, read_history
+
+GOLDEN = Path(__file__).parent / "golden" / "forms"
+NAMES = {path: path.replace("/", "_") for path in FORMS}
+
+
+def load(path, name):
+  text = (GOLDEN / NAMES[path] / name).read_text()
+  return json.loads(text) if name.endswith(".json") else text
+
+
+def list_events(text):
+  """Read a stream that comes in blocks of seven bytes."""
+  data = text.encode()
+
+  async def read_blocks():
+    for start in range(0, len(data), 7):
+      yield data[start : start + 7]
+
+  async def read():
+    response = SimpleNamespace(aiter_raw=read_blocks)
+    events = []
+    try:
+      async for event in Stream(
+        response, asyncio.get_running_loop().time() + 9
+      ).events():
+        events.append(event)
+    except OSError:
+      raise
+    except Exception:  # The stream ends, and this reader does not know its end mark.
+      return events
+
+  return asyncio.run(read())
+
+
+def list_counts(usage):
+  return {
+    "prompt_tokens": usage.prompt_tokens,
+    "cached_tokens": usage.cached_tokens,
+    "cache_write_tokens": usage.cache_write_tokens,
+    "cache_write_1h_tokens": usage.hour_write_tokens,
+    "completion_tokens": usage.completion_tokens,
+  }
+
+
+def check_reply(turn, expected):
+  calls = [[call.name, json.loads(call.arguments)] for call in turn.calls]
+  assert (turn.text, calls) == (expected["reply_text"], expected["reply_tool_calls"])
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_a_request_is_read_as_an_episode(path):
+  expected = load(path, "expected.json")
+  read = read_history(load(path, "request.json"), FORMS[path])
+  assert read.task == expected["task"]
+  assert read.actions == expected["actions"]
+  assert read.observations == expected["observations"]
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_answers_and_streams_say_the_same(path):
+  """The events reach the client byte for byte. Both have one reply and one usage."""
+  form = FORMS[path]
+  expected = load(path, "expected.json")
+  whole = Meter(form.counts_beside)
+  fields = whole.read(json.dumps(load(path, "answer.json")))
+  streamed = Meter(form.counts_beside)
+  text = load(path, "stream.txt")
+  events = list_events(text)
+  assert b"".join(block for block, _ in events) == text.encode()
+  answer = {}
+  kinds = []
+  for _, data in events:
+    event = streamed.read(data) or {}
+    kinds.append(event.get("type") or data.decode())
+    form.collect(answer, event)
+  assert kinds[-1] in form.endings and not {*kinds[:-1]} & {*form.endings}
+  for meter in (whole, streamed):
+    assert list_counts(meter.usage()) == expected["usage"]
+  replies = [form.read_reply(fields), form.read_reply(answer)]
+  for turn in replies:
+    check_reply(turn, expected)
+  assert hash_turn(replies[0]) == hash_turn(replies[1])
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_errors_are_read_and_written_in_the_form(path):
+  expected = load(path, "expected.json")["error"]
+  error = load(path, "error.json")
+  read = read_error(json.dumps(error))
+  assert read._asdict() == {name: value or "" for name, value in expected.items()}
+  written = FORMS[path].write_error({"message": "m", "type": "t", "code": "c"}, 429)
+  assert written["error"].keys() >= error["error"].keys() - {"param"}
+  assert written.get("type") == error.get("type")
+  last = list_events(load(path, "error_stream.txt"))[-1][1]
+  failure = FORMS[path].write_failure({"message": "m", "type": "t", "code": "c"}, 500)
+  assert failure.get("type") == json.loads(last).get("type")
+  assert failure["error"]["message"] == "m"
+
+
+CASES = [(path, *case) for path in FORMS for case in load(path, "possible.json")]
+CASES += [
+  (path, *case, None) for path in FORMS for case in load(path, "impossible.json")
+]
+
+
+@pytest.mark.parametrize("path, name, usage, expected", CASES)
+def test_only_possible_usage_is_billed(path, name, usage, expected):
+  meter = Meter(FORMS[path].counts_beside)
+  meter.note({"usage": usage})
+  if expected is None:
+    with pytest.raises(ImpossibleUsage, match="^The usage is impossible: [^\n]*$"):
+      meter.usage()
+  else:
+    assert list_counts(meter.usage()) == expected
+
+
+@pytest.mark.parametrize(
+  "texts, problem",
+  [
+    (['{"usage": {"prompt_tokens": 9, "prompt_tokens": 9}}'], "twice"),
+    (['{"usage": {"prompt_tokens": 9}}', '{"usage": {"prompt_tokens": 8}}'], "shrinks"),
+    (['{"service_tier": "priority"}', '{"service_tier": "default"}'], "tier"),
+    (['{"usage": {"service_tier": "priority"}}'], "tier"),
+  ],
+)
+def test_doubtful_answers_are_not_priced(texts, problem):
+  meter = Meter()
+  for text in (*texts, '{"usage": {"prompt_tokens": 9, "completion_tokens": 1}}'):
+    meter.read(text)
+  with pytest.raises(ImpossibleUsage, match=problem):
+    meter.usage()

@@ -1,0 +1,166 @@
+"""Test that served and imported sessions become tasks and episodes of a run."""
+
+import json
+
+import pytest
+import tiny
+
+from baar_jax.config import ModelsConfig
+from baar_jax.rollout.jobs import ALWAYS_LARGE, ScoredSession, add_sessions
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Job
+from baar_jax.run import Run
+from baar_serve import traces as import_traces
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
+
+
+@pytest.fixture
+def run(tmp_path):
+  config = tiny.config(tmp_path, kind="served")
+  prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
+  config.models = ModelsConfig(
+    "chat", ("small", "large"), prices=prices, base_urls=urls
+  )
+  config.profile.trials = 2
+  run = Run(config)
+  yield run
+  run.close()
+
+
+def add(run, task_id, policy, text="do {}"):
+  mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
+  episode = tiny.episode(task_id, policy)
+  sessions = [ScoredSession(mark, episode, text.format(task_id))]
+  add_sessions(run.store, run.config, sessions)
+  assert add_sessions(run.store, run.config, sessions) == 0
+
+
+def test_a_task_stays_in_the_split_of_its_first_session(run):
+  for name in "abcdeffedcba":
+    add(run, name, "always-small")
+  # Without its text, task g would be a dev task, and h a train task.
+  add(run, "g", "always-small", "do d")
+  add(run, "h", "always-small", "do b")
+  tasks = [
+    [task.id for task in run.store.tasks(split)] for split in ("train", "dev", "test")
+  ]
+  assert tasks == [["a", "c", "e", "f"], ["b", "h"], ["d", "g"]]
+  assert run.store.tasks("dev")[1].description == "do b"
+
+
+@pytest.mark.parametrize(
+  "task, policy, seeds",
+  [  # Task a is a train task, b a dev task and d a test task.
+    ("a", "always-small", [0, 1, 10_000, 10_001]),
+    ("b", "always-large", [0, 1, 2000, 2001]),
+    ("d", "always-small", [3000, 3001]),
+    ("a", "bopo(lam=0.7)/1", [10_000, 10_001]),
+    ("a", "stratified(samples=3)", [1001, 1002, 1003, 1004]),
+  ],
+)
+def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
+  for name in "abcd":
+    run.store.name_task(name, "", 9)
+  for _ in seeds:
+    add(run, task, policy)
+  assert sorted(run.store.keys(policy)) == [(task, seed) for seed in seeds]
+
+
+def test_the_trials_of_clients_are_collected_in_order(run):
+  tasks = [run.store.name_task(name, "", 9) for name in "ab"]
+  jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
+  for name, policy in zip("aabbabba", ["always-small"] * 4 + ["always-large"] * 4):
+    add(run, name, policy)
+  episodes = run.collect("", ALWAYS_LARGE, jobs, Policy)
+  assert [(e.task_id, e.seed) for e in episodes] == [
+    ("a", 0),
+    ("a", 1),
+    ("b", 0),
+    ("b", 1),
+  ]
+
+
+def load(run, records, name="traces.jsonl"):
+  run.config.traces = str(run.dir / name)
+  lines = [json.dumps(record, ensure_ascii=False) for record in records]
+  (run.dir / name).write_text("\n".join(lines))
+  import_traces.main(run)
+
+
+def chat(session="a", models=("small", "large"), **changes):
+  """Yield one line for each call of a session, with `changes` in the first one."""
+  messages, common = (
+    [{"role": "user", "content": "Fix it."}],
+    {"session": session, "task": "fix"},
+  )
+  for number, model in enumerate(models):
+    reply = {"role": "assistant", "content": f"act {number}\u2028"}
+    call = {
+      "model": model,
+      "messages": [*messages, reply],
+      "usage": USAGE,
+      "score": 1.0,
+    }
+    yield common | call | changes
+    messages += [reply, {"role": "user", "content": f"result {number}"}]
+    changes = {}
+
+
+def atif(**changes):
+  call = {"tool_call_id": "1", "function_name": "look", "arguments": {"at": "door"}}
+  metrics = USAGE | {"cost_usd": 0.001}
+  act = {"source": "agent", "message": "", "tool_calls": [call], "metrics": metrics}
+  act["observation"] = {"results": [{"source_call_id": "1", "content": "It is open."}]}
+  done = {
+    "source": "agent",
+    "model_name": "large",
+    "message": "done",
+    "metrics": metrics,
+  }
+  steps = [
+    {"source": "system", "message": "Act."},
+    {"source": "user", "message": "Fix it."},
+  ]
+  totals = {
+    "total_prompt_tokens": 200,
+    "total_cached_tokens": 80,
+    "total_cost_usd": 0.002,
+  }
+  record = {
+    "schema_version": "ATIF-v1.4",
+    "session_id": "b",
+    "agent": {"model_name": "large"},
+    "steps": [*steps, act, done],
+    "final_metrics": totals,
+  }
+  return record | {"extra": {"score": 0.5, "task": "door"}} | changes
+
+
+def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
+  for _ in range(2):
+    load(run, chat())
+  assert "Imported 0 sessions; 1 were already stored." in capsys.readouterr().out
+  (episode,) = run.store.episodes("stratified(samples=3)")
+  assert (episode.task_id, episode.seed, episode.score) == ("fix", 1001, 1.0)
+  steps = [(step.observation, step.model, step.action) for step in episode.steps]
+  assert steps == [("", 0, "act 0"), ("result 0", 1, "act 1")]
+  # SMALL: (60 uncached x 1 + 40 cached x 0.5 + 10 completion x 2) / 1e6 dollars.
+  # LARGE costs ten times as much.
+  assert [step.cost_usd for step in episode.steps] == pytest.approx([100e-6, 1000e-6])
+  assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
+
+
+def test_an_atif_trajectory_is_an_episode(run):
+  load(run, [atif()], "trajectory.json")
+  (episode,) = run.store.episodes("always-large")
+  assert (episode.task_id, episode.score) == ("door", 0.5)
+  steps = [(step.observation, step.action) for step in episode.steps]
+  assert steps == [("", 'look {"at": "door"}'), ("It is open.", "done")]
+  assert episode.steps[0].calls[0].usage.cached_tokens == 40
+
+
+def test_a_file_with_one_error_is_refused_as_a_whole(run):
+  with pytest.raises(ValueError, match="line 3: the record lacks a field"):
+    load(run, [*chat("good"), "text"])
+  assert not len(run.store.table())

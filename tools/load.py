@@ -1,0 +1,131 @@
+"""Measure the seconds that the endpoint adds to calls, compared with direct calls.
+
+PYTHONPATH=.:tests python tools/load.py RUN [sessions=64] [steps=6] [reply_s=3.0]
+"""
+
+import asyncio
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from contextlib import closing
+
+import httpx2
+import numpy as np
+import schedules
+from standin import StandIn
+
+from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
+from baar_jax.run import Run
+from baar_serve import __main__ as serve
+
+ROUNDS = 2
+START_S = 3.0  # seconds during which sessions begin
+
+
+async def play(
+  http, url: str, model: str, session: str, steps: int, seconds: list
+) -> None:
+  """Make the calls of a session one after another, and append the seconds of each."""
+  messages = [{"role": "system", "content": "You act. " * 50}]
+  messages.append(
+    {"role": "user", "content": f"Task: open lock {session}\n\nA lamp is red."}
+  )
+  body = {"model": model, "messages": messages, "max_completion_tokens": 60}
+  await asyncio.sleep(START_S * random.Random(session).random())
+  for step in range(steps):
+    start_s = time.perf_counter()
+    headers, body["user"] = {"x-session-id": session}, f"{session} {step}"
+    answer = await http.post(f"{url}/chat/completions", json=body, headers=headers)
+    seconds.append(time.perf_counter() - start_s)
+    reply = answer.raise_for_status().json()["choices"][0]["message"]
+    messages += [
+      reply,
+      {"role": "user", "content": f"Lamp {step} is green. The door hums. " * 5},
+    ]
+
+
+async def hang(http, url: str) -> None:
+  """Ask for a long stream, and do not read it."""
+  body = {"model": "baar", "messages": [{"role": "user", "content": "Talk."}]}
+  body |= {"user": "hostile", "stream": True}
+  async with http.stream("POST", f"{url}/chat/completions", json=body):
+    await asyncio.sleep(600)
+
+
+async def measure(
+  url: str, model: str, name: str, sessions: int, steps: int, hostile=0
+):
+  """Return the seconds of all calls, seconds_NxS, and the calls per second."""
+  seconds = [[] for _ in range(sessions)]
+  async with httpx2.AsyncClient(
+    timeout=600, limits=httpx2.Limits(max_connections=None)
+  ) as http:
+    hanging = [asyncio.ensure_future(hang(http, url)) for _ in range(hostile)]
+    await asyncio.sleep(START_S)
+    start_s = time.perf_counter()
+    playing = (
+      play(http, url, model, f"{name} {i}", steps, seconds_S)
+      for i, seconds_S in enumerate(seconds)
+    )
+    await asyncio.gather(*playing)
+    rate = sessions * steps / (time.perf_counter() - start_s)
+    for task in hanging:
+      task.cancel()
+    return np.array(seconds), rate
+
+
+def serve_forever(config: Config) -> None:
+  """Serve without the full disk of schedules.py."""
+  serve.main(Run(config))
+
+
+def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> None:
+  def answer(request: dict) -> str:
+    """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
+    if request["user"] == "hostile":
+      return "word " * 20_000
+    time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
+    return schedules.WORDS
+
+  size, models = (int(sessions), int(steps)), StandIn(answer)
+  forking = multiprocessing.get_context("fork")
+  forking.Process(target=models.serve_forever, daemon=True).start()
+  with tempfile.TemporaryDirectory() as runs:
+    config = Config(
+      runs=runs,
+      env=EnvConfig("served"),
+      models=ModelsConfig("chat", base_urls=(models.url,)),
+      serve=ServeConfig(router=router, max_usd=5.0),
+    )
+    schedules.serve_forever = serve_forever
+    with closing(schedules.Server(config)) as server:
+      for number in range(ROUNDS):
+        direct_NxS, direct_rate = asyncio.run(
+          measure(models.url, "gpt-4.1", f"s{number}", *size)
+        )
+        routed = measure(f"{server.url}/v1", "baar", f"s{number}", *size)
+        routed_NxS, rate = asyncio.run(routed)
+        added_ms, took_s = 1e3 * (routed_NxS - direct_NxS), routed_NxS.sum(axis=1)
+        row = dict(
+          sessions=size[0],
+          calls=routed_NxS.size,
+          share=rate / direct_rate,
+          added_ms_median=np.median(added_ms),
+          added_ms_p99=np.quantile(added_ms, 0.99),
+          slowest_session_over_median=took_s.max() / np.median(took_s),
+        )
+        if int(hostile):
+          routed = measure(
+            f"{server.url}/v1", "baar", f"h{number}", *size, int(hostile)
+          )
+          beside_NxS, _ = asyncio.run(routed)
+          row["s_p99"] = np.quantile(routed_NxS, 0.99)
+          row["s_p99_beside_hostile"] = np.quantile(beside_NxS, 0.99)
+        print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
