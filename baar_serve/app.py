@@ -53,9 +53,6 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 REPORT = Path(__file__).parents[1] / "baar_jax" / "report"
 TEMPLATE_DIRS = (Path(__file__).parent, REPORT)
-  Path(__file__).parent,
-  Path(__file__).parents[1] / "baar_jax" / "report",
-)
 
 
 class Caps(StrictRecord):
