@@ -35,6 +35,8 @@ from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
 from baar_jax.store import Store
 
 MUTED = "#5f6875"
+# Matplotlib's markers of the families' lines, by order of appearance.
+MARKERS = "*ovs^Dp<h>P"
 # Arguments of a figure's legend that place it above the figure.
 ABOVE = {"loc": "outside upper center", "ncols": 3}
 STYLE = {
@@ -221,11 +223,13 @@ def draw_all(results: Results) -> dict[str, Figure]:
 def family_style(results: Results, family: str) -> dict:
   """Return Matplotlib's keyword arguments for a family's line.
 
-  The line of the main family is thicker than the others.
+  Colours and markers follow the order of the families in the table of areas. The line
+  of the main family is thicker than the others.
   """
-  look = results.styles[family]
+  place = [*results.frontiers.family.unique()].index(family)
   is_main = family == results.run.main
-  style = {"color": look.color, "marker": look.marker, "label": look.label}
+  style = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)]}
+  style["label"] = results.label(family)
   return style | {"linewidth": 1.0 + 1.4 * is_main, "zorder": 2 + is_main}
 
 

@@ -52,11 +52,9 @@ class Facts:
 
 
 class Style(Protocol):
-  """The label, colour and marker of a family in the report."""
+  """The label of a family in the report."""
 
   label: str
-  color: str
-  marker: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +111,7 @@ class Results:
     ledger: US dollars of the run, by what they were for.
     exact: the sandbox's exact frontier; None without one.
     episodes: some test episodes of the main family's typical policy (see `Choice`).
-    styles: the look of each family.
+    styles: the labels of each family.
   """
 
   config: Config

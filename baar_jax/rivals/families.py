@@ -62,8 +62,6 @@ class Family:
 
   Attributes:
     label: the name of the family in the report.
-    color: the color of the family's points in plots.
-    marker: the Matplotlib marker of the family's points in plots.
     list_specs: a function of (config, name of the family) that lists the policies to
       evaluate, in the report's order.
     rule: a function of (live episode, spec of the policy) that returns the index of the
@@ -77,8 +75,6 @@ class Family:
   """
 
   label: str
-  color: str
-  marker: str
   list_specs: Callable[[Config, str], Iterable[PolicySpec]] = lambda config, name: ()
   rule: Callable[[Live, PolicySpec], int] | None = None
   build: Callable[[PolicySpec, "Loader"], Policy] | None = None
@@ -321,19 +317,15 @@ def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
   return Loader(files, rows).build(listing.find_router(files, sample))
 
 
-def _ablation(name: str, label: str, color: str, marker: str) -> Family:
+def _ablation(name: str, label: str) -> Family:
   """Make the row of an ablation in `FAMILIES`; an ablation is BoPO without one part.
 
   Args:
     name: a key of `config.ABLATIONS`.
     label: the name of the ablation in the report.
-    color: the color of its points in plots.
-    marker: the Matplotlib marker of its points in plots.
   """
   return Family(
     label,
-    color,
-    marker,
     listing.list_ablation,
     build=_build_router,
     stage="baselines",
@@ -345,49 +337,37 @@ def _ablation(name: str, label: str, color: str, marker: str) -> Family:
 FAMILIES = {
   jobs.ALWAYS_SMALL.family: Family(
     LABELS[jobs.ALWAYS_SMALL.family],
-    "#1d2530",
-    "X",
     listing.list_small,
     rule=rules.take_small,
   ),
   jobs.ALWAYS_LARGE.family: Family(
     LABELS[jobs.ALWAYS_LARGE.family],
-    "#1d2530",
-    "X",
     listing.list_uncapped,
     rule=rules.take_large,
   ),
   jobs.FIRST_LARGE: Family(
-    LABELS[jobs.FIRST_LARGE], "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
+    LABELS[jobs.FIRST_LARGE], listing.list_capped, rule=rules.take_large
   ),
   jobs.ALWAYS: Family(
-    "always the intermediate model", "#5f6875", "X", list_ranks, rule=rules.take_rank
+    "always the intermediate model", list_ranks, rule=rules.take_rank
   ),
-  jobs.RANDOM: Family(
-    "random", "#848b96", "^", listing.list_random, rule=rules.take_randomly
-  ),
+  jobs.RANDOM: Family("random", listing.list_random, rule=rules.take_randomly),
   "privileged": Family(
     "privileged (error model)",
-    "#8a5eb0",
-    "P",
     listing.list_privileged,
     build=lambda spec, loader: rules.PrivilegedPolicy(spec),
   ),
   "optimum": Family(
-    "optimum (exact policy)", "#ad7a10", "*", listing.list_optimum, build=_build_optimum
+    "optimum (exact policy)", listing.list_optimum, build=_build_optimum
   ),
   ZERO_SHOT: Family(
     "zero-shot router",
-    "#0f8a94",
-    "X",
     listing.list_zero_shot,
     build=_build_zero_shot,
     is_rival=True,
   ),
   CONDITIONED: Family(
     LABELS[CONDITIONED],
-    "#111111",
-    "*",
     listing.list_conditioned,
     build=_build_conditioned,
     stage="value",
@@ -395,32 +375,24 @@ FAMILIES = {
   ),
   "cache-sticky": Family(
     "cache-sticky rule",
-    "#d0902f",
-    ">",
     listing.list_valued,
     build=functools.partial(_build_conditioned, pick=rivals.stay_warm),
     is_rival=True,
   ),
   "one-escalation": Family(
     "one escalation",
-    "#5a9e3d",
-    "d",
     listing.list_valued,
     build=functools.partial(_build_conditioned, pick=rivals.escalate_once),
     is_rival=True,
   ),
   "stage-rule": Family(
     "stage rule",
-    "#4a90b8",
-    "p",
     listing.list_patient,
     rule=rules.take_after_trouble,
     is_rival=True,
   ),
   SFT: Family(
     LABELS[SFT],
-    "#2f6cb3",
-    "s",
     listing.list_sft,
     build=_build_router,
     stage=SFT,
@@ -428,8 +400,6 @@ FAMILIES = {
   ),
   jobs.BOPO: Family(
     LABELS[jobs.BOPO],
-    "#c9452c",
-    "o",
     listing.list_learnt,
     build=_build_router,
     stage=jobs.BOPO,
@@ -438,8 +408,6 @@ FAMILIES = {
   ),
   "cascade": Family(
     "cascade",
-    "#7a5a2e",
-    "v",
     listing.list_classifier,
     build=functools.partial(_build_router, policy=rivals.CascadePolicy),
     stage="baselines",
@@ -448,8 +416,6 @@ FAMILIES = {
   ),
   "single-turn": Family(
     "single-turn classifier",
-    "#b8408f",
-    "<",
     listing.list_classifier,
     build=_build_router,
     stage="baselines",
@@ -459,8 +425,6 @@ FAMILIES = {
   ),
   jobs.VANILLA: Family(
     "vanilla RL",
-    "#3c4cc0",
-    "h",
     listing.list_learnt,
     build=_build_router,
     stage="baselines",
@@ -469,19 +433,15 @@ FAMILIES = {
     is_rival=True,
   ),
   # These policies play the episodes that routers learn from.
-  "stratified": Family("stratified samples", "#848b96", "^", rule=rules.take_sampled),
-  "exploration": Family(
-    "samples of hard tasks", "#848b96", "^", rule=rules.take_sampled
-  ),
-  "exploration-all": Family(
-    "samples of other tasks", "#848b96", "^", rule=rules.take_sampled
-  ),
+  "stratified": Family("stratified samples", rule=rules.take_sampled),
+  "exploration": Family("samples of hard tasks", rule=rules.take_sampled),
+  "exploration-all": Family("samples of other tasks", rule=rules.take_sampled),
   # Each ablation is BoPO without one part.
-  "no-stratified": _ablation("no-stratified", "no stratified sampling", "#6d7d1f", "v"),
-  "no-reference": _ablation("no-reference", "no reference advantage", "#0d6e5e", "D"),
-  "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus", "#a05a7a", "^"),
+  "no-stratified": _ablation("no-stratified", "no stratified sampling"),
+  "no-reference": _ablation("no-reference", "no reference advantage"),
+  "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus"),
   # This row is for plots: BoPO's points at the one cost weight that all ablations have.
-  jobs.COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
+  jobs.COMPARED: Family("BoPO at the same λ"),
 }
 # The stages that train a family.
 STAGES = [*dict.fromkeys(row.stage for row in FAMILIES.values() if row.stage)]
