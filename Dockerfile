@@ -8,6 +8,6 @@ RUN pip install --no-cache-dir /source && rm -r /source && useradd --create-home
 USER baar
 WORKDIR /work
 EXPOSE 8000
-ENTRYPOINT ["baar", "--stage=serve", "--config.env.kind=served", "--config.models.kind=chat", \
+ENTRYPOINT ["baar", "--stage=serve", "--config.env.kind=recorded", "--config.models.kind=chat", \
   "--config.serve.host=0.0.0.0", "--config.serve.key_variable=BAAR_KEY"]
 CMD ["--config.serve.policy=small"]

@@ -229,7 +229,7 @@ def validate(config: Config) -> None:
   except (RecursionError, TypeError):
     raise ValueError(NOT_PLAIN) from None
   vars(config).update(vars(checked))
-  if config.env.kind == "served":
+  if config.env.kind == "recorded":
     # A served run has no environment, but the default file has options of its own one.
     config.env.options.clear()
   config.env.options = table.changed_options(config.env.kind, config.env.options)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-SERVED = "served"  # The env.kind of a run whose episodes come from clients.
+RECORDED = "recorded"  # The env.kind of a run whose episodes others have recorded.
 ZERO_SHOT = "zero-shot"  # The rival that asks its judge at every step.
 # BoPO's ablations by name: the field that switches off a part, and its value.
 ABLATIONS = {
@@ -670,7 +670,9 @@ class Config:
     """Raise an error unless the settings of different sections fit together."""
     count = len(self.models.names)
     if self.models.kind == "scripted":
-      require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
+      require(
+        self.env.kind != RECORDED, "models.kind", f"chat with env.kind={RECORDED}"
+      )
       require(
         count in (2, 3), "models.names", "two or three models, the cheapest first"
       )

@@ -19,7 +19,7 @@ import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import SERVED, ZERO_SHOT, Config
+from baar_jax.config import RECORDED, ZERO_SHOT, Config
 from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
@@ -88,7 +88,7 @@ class Run:
         "wait for its end or choose another --config.name"
       ) from None
     # Clients play the episodes of a served run, so only --stage=serve calls its models.
-    self.pair = None if config.env.kind == SERVED else open_pair(config, path)
+    self.pair = None if config.env.kind == RECORDED else open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
@@ -193,7 +193,7 @@ class Run:
         a task of this split.
     """
     if not self.store.tasks(split):
-      if self.config.env.kind == SERVED:
+      if self.config.env.kind == RECORDED:
         raise ValueError(
           f"no client has played a {split} task yet: serve sessions of five tasks first"
         )
@@ -258,7 +258,7 @@ class Run:
         have failed.
     """
     key = spec.key
-    if self.config.env.kind == SERVED:
+    if self.config.env.kind == RECORDED:
       self.check_played(BOUNDARIES if spec in BOUNDARIES else [spec], jobs)
       self.check_texts(spec, jobs)
       return []
@@ -505,7 +505,7 @@ def check_models(config: Config) -> None:
     try:
       prices = prices_of(group)
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
-        if config.env.kind != SERVED:
+        if config.env.kind != RECORDED:
           endpoint.key()
         # Reading the port checks it: urllib raises ValueError if it is above 65535.
         _ = urlsplit(endpoint.base_url).port

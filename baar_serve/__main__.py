@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from baar_jax.config import SERVED
+from baar_jax.config import RECORDED
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.report.texts import label_policy
 from baar_jax.rivals.families import FAMILIES, Loader, open_router
@@ -284,7 +284,7 @@ def build(run: Run, policies: dict[str, Policy]) -> "App":
 
   Raises:
     ValueError: a router, a model's price or key, or the clients' key is missing, or
-      `--config.env.kind` is not "served".
+      `--config.env.kind` is not "recorded".
   """
   from baar_serve.app import LOCAL, App
   from baar_serve.exchange import Exchange
@@ -303,8 +303,10 @@ def build(run: Run, policies: dict[str, Policy]) -> "App":
       "Set --config.serve.key_variable to the name of a variable that holds the key, "
       "or --config.serve.keys to a file of keys."
     )
-  if config.env.kind != SERVED:
-    raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
+  if config.env.kind != RECORDED:
+    raise ValueError(
+      "--stage=serve needs a served run. Set --config.env.kind=recorded."
+    )
   usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
   label = functools.partial(label_policy, styles=FAMILIES)

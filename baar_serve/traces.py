@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from baar_jax.config import SERVED, Config
+from baar_jax.config import RECORDED, Config
 from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_usage
@@ -55,8 +55,8 @@ def main(run: Run) -> None:
   """
   config = run.config
   path = config.traces
-  if config.env.kind != SERVED or not path:
-    settings = "--config.env.kind=served and --config.traces=FILE"
+  if config.env.kind != RECORDED or not path:
+    settings = "--config.env.kind=recorded and --config.traces=FILE"
     raise ValueError(f"--stage=import needs a served run and a file. Set {settings}.")
   text = require_file(Path(path)).read_text()
   lines = text.split("\n") if path.endswith(".jsonl") else [text]

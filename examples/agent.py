@@ -78,7 +78,7 @@ def get_config() -> Config:
   return dataclasses.replace(
     config,
     name=DIRECTORY.name,
-    env=EnvConfig("served"),
+    env=EnvConfig("recorded"),
     models=ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",)),
     evaluate=EvaluateConfig(seeds=3, random_p=(), call_budgets=(3, 6)),
     serve=ServeConfig(port=ENDPOINT, policy="small", record_text=True, max_sessions=16),

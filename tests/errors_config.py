@@ -89,9 +89,9 @@ CASES = [
     "--config.distributed.processes=2",
   ),
   (
-    "--config.models.kind must be chat with env.kind=served; it is 'scripted'",
+    "--config.models.kind must be chat with env.kind=recorded; it is 'scripted'",
     command,
-    "--config.env.kind=served",
+    "--config.env.kind=recorded",
   ),
   (
     "--config.models.names must be two or three models, the cheapest first; it is ('a', 'b', 'c', 'd')",

@@ -96,7 +96,7 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> N
   with tempfile.TemporaryDirectory() as runs:
     config = Config(
       runs=runs,
-      env=EnvConfig("served"),
+      env=EnvConfig("recorded"),
       models=ModelsConfig("chat", base_urls=(models.url,)),
       serve=ServeConfig(router=router, max_usd=5.0),
     )

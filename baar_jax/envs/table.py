@@ -18,7 +18,7 @@ ENVIRONMENTS = {
   "scienceworld": "scienceworld.adapter.ScienceWorld",
   "alfworld": "alfworld.adapter.ALFWorld",
   "appworld": "appworld.adapter.AppWorld",
-  "served": "base.Env",  # Clients of this program's endpoint run these episodes.
+  "recorded": "base.Env",  # Other programs record these episodes.
 }
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, Config
+from baar_jax.config import RECORDED, VANILLA_BATCHES, BoPOConfig, Config
 from baar_jax.episode import Episode, Task
 from baar_jax.learn import checkpoint
 from baar_jax.learn.batches import Batch, Batcher
@@ -143,7 +143,7 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     ValueError: a metric is not finite, or no task has at least `MIN_GROUP` episodes.
   """
   config = training.config
-  served = config.env.kind == SERVED
+  served = config.env.kind == RECORDED
   family = training.ablation or name
   last = config.bopo.updates
   if method.dynamic_sampling:
@@ -177,7 +177,7 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
       progress.episodes += sum(map(len, groups))
       size = len(pending)
       # Clients choose the tasks of a served run, so its updates have any size.
-      if method.dynamic_sampling and config.env.kind != SERVED:
+      if method.dynamic_sampling and config.env.kind != RECORDED:
         size = len(update_tasks) * config.bopo.group_size
       if pending and len(pending) >= size:
         metrics |= update_policy(learner, pending[:size], config.seed + update)
@@ -202,7 +202,7 @@ def draw_updates(
   """
   size = config.bopo.tasks_per_update
   task_batches = dataset.draw_task_batches(tasks, size, config.seed)
-  if config.env.kind == SERVED:
+  if config.env.kind == RECORDED:
     task_batches = repeat(tasks)
   return enumerate(task_batches, 1)
 
@@ -244,7 +244,7 @@ def roll_out(
   Raises:
     ValueError: a run that is not served has no group.
   """
-  served = training.config.env.kind == SERVED
+  served = training.config.env.kind == RECORDED
   if served:
     episodes = _read_sessions(training, spec, tasks)
   else:

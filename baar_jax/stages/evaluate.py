@@ -15,7 +15,7 @@ from baar_jax.conditioned.heads import (
   describe,
   estimate,
 )
-from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam
+from baar_jax.config import ABLATIONS, RECORDED, Config, compared_lam
 from baar_jax.episode import SMALL
 from baar_jax.paper.references import load_profiles
 from baar_jax.report import frontier
@@ -50,7 +50,7 @@ def main(run: Run) -> None:
   the episodes, so this stage only checks that none is missing.
   """
   config = run.config
-  if config.env.kind == SERVED:
+  if config.env.kind == RECORDED:
     _check_played(run)
     return
   # Check that all routers are trained before any episode is played.
@@ -132,7 +132,7 @@ def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
   Raises:
     ValueError: clients have played no policy but the boundaries.
   """
-  if config.env.kind != SERVED:
+  if config.env.kind != RECORDED:
     return list_specs(config)
   played = list_played(store, list_specs(config), config, "dev")
   played = list_played(store, played, config, "test")

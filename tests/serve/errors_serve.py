@@ -38,7 +38,7 @@ ROUTERS = {"names": ("a", "b", "c"), "prices": ((1.0, 0.5, 2.0),) * 3}
 
 
 def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
-  """Make a case that acts on a served run."""
+  """Make a case that acts on a recorded run."""
 
   def case(tmp: Path) -> None:
     client = Client(tmp, MODELS, **settings)
@@ -366,13 +366,13 @@ CASES = [
     lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (
-    "--stage=serve needs a served run. Set --config.env.kind=served.",
+    "--stage=serve needs a recorded run. Set --config.env.kind=recorded.",
     command,
     "--stage=serve",
     "--config.serve.policy=small",
   ),
   (
-    "--stage=import needs a served run and a file. Set --config.env.kind=served and "
+    "--stage=import needs a recorded run and a file. Set --config.env.kind=recorded and "
     "--config.traces=FILE.",
     command,
     "--stage=import",

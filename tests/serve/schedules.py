@@ -255,7 +255,7 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     "chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
   )
   models.tokenizer_families = ("one", "one")
-  config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
+  config = Config(name="s", runs=runs, env=EnvConfig("recorded"), models=models)
   config.serve = ServeConfig(policy="random", max_sessions=10)
   upstream = StandIn(lambda request: WORDS, stall_s=4.0, chunk_s=0.01)
   upstream.fault = lambda number, request: (

@@ -57,7 +57,7 @@ class Client:
     usual |= {"timeout_s": 20, "retries": 1}
     config = Config(name=name, runs=str(directory))
     config.models = ModelsConfig("chat", **usual | dict(models))
-    config.env, config.bopo.lam = EnvConfig("served", max_steps=9), (0.1,)
+    config.env, config.bopo.lam = EnvConfig("recorded", max_steps=9), (0.1,)
     usual = {"policy": "small", "max_reply_tokens": TOKENS}
     config.serve = ServeConfig(**usual | serve)
     self.run = Run(config)

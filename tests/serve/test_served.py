@@ -17,7 +17,7 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 
 @pytest.fixture
 def run(tmp_path):
-  config = tiny.config(tmp_path, kind="served")
+  config = tiny.config(tmp_path, kind="recorded")
   prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
   config.models = ModelsConfig(
     "chat", ("small", "large"), prices=prices, base_urls=urls
