@@ -15,16 +15,13 @@ import pandas
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import Config
-from baar_jax.episode import SMALL, SPLITS, Episode, Task
+from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 
 RESTORE = "restore the run's directory from a copy, or choose another --config.name"
 # Number of episodes that the processes of a run exchange in one message.
 SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
-# The splits of five successive new tasks of clients. The next five tasks get the same
-# splits, and so on (our choice).
-SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
@@ -189,27 +186,6 @@ class Store:
     with self._db:
       self._db.execute("DELETE FROM tasks WHERE split = ?", (split,))
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)
-
-  def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
-    """Return the task with this name; a new name becomes a new task.
-
-    SPLIT_OF assigns the split of a new task, unless a task with the same text has one
-    already. The task keeps this split.
-
-    Args:
-      task_id: the name by which clients call the task.
-      description: the text of the task, if it is new.
-      max_steps: the largest number of steps of the task, if it is new.
-    """
-    named = {task.id: task for split in SPLITS for task in self.tasks(split)}
-    if task_id not in named:
-      split = SPLIT_OF[len(named) % len(SPLIT_OF)]
-      for task in named.values():
-        if description and task.description == description:
-          split = task.split
-      named[task_id] = Task(task_id, split, description, max_steps)
-      self.put_tasks(split, [*self.tasks(split), named[task_id]])
-    return named[task_id]
 
   def tasks(self, split: str) -> list[Task]:
     """Read the tasks of a split, in their order.

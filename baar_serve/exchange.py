@@ -16,13 +16,13 @@ from baar_jax.episode import Episode, Step, Task
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.usage import Meter
 from baar_jax.llms.wire import PRESUMED, WireForm
-from baar_jax.rollout.jobs import ScoredSession, add_sessions
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.store import Store
 from baar_serve.client import Whole, ask
+from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forms import responses
 from baar_serve.request import (
   END,

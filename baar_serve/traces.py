@@ -12,12 +12,11 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_usage
 from baar_jax.rollout.jobs import (
   BOUNDARIES,
-  ScoredSession,
-  add_sessions,
   stratified_spec,
 )
 from baar_jax.run import Run
 from baar_jax.store import require_file
+from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.request import SessionScore, read_history
 
 # Metrics of the steps in ATIF (a trajectory format), whose sums a file states in

@@ -25,6 +25,7 @@ from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import evaluate
 from baar_jax.store import VERSION, Store, read_config, read_run, require_file
+from baar_serve.episodes import name_task
 
 
 @contextlib.contextmanager
@@ -122,7 +123,7 @@ def list_tasks(tmp: Path, *tasks: Task) -> None:
 
 
 def serve_too_little(run: Run) -> None:
-  task = run.store.name_task("fix-17", "", 9)
+  task = name_task(run.store, "fix-17", "", 9)
   run.check_played(jobs.BOUNDARIES, [Job(task, "profile", 0)])
 
 
@@ -137,7 +138,7 @@ def serve_without_texts(run: Run) -> None:
 
 def serve_boundaries(run: Run) -> None:
   for name in "abcde":
-    run.store.name_task(name, "", 9)
+    name_task(run.store, name, "", 9)
   evaluate.list_evaluated(run.store, run.config)
 
 

@@ -1,14 +1,11 @@
 """Declare the episodes that each stage plays, for the stages and for the dry run."""
 
-import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from baar_jax.config import Config, SamplePlan
-from baar_jax.episode import Episode, Task
-from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, Cap, Job, PolicySpec, seed_of
-from baar_jax.store import Store
+from baar_jax.episode import Task
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
 BOPO = "bopo"
@@ -206,66 +203,3 @@ def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
   return [Planned(spec, jobs) for spec in list_ranks(config)]
-
-
-class ScoredSession(NamedTuple):
-  """An ended session that is to be stored as an episode.
-
-  Attributes:
-    mark: the session's unique name in `Store.finished`, which prevents storing it
-      twice.
-    episode: the episode; `add_sessions` replaces its seed.
-    description: the text of the task.
-  """
-
-  mark: str
-  episode: Episode
-  description: str
-
-
-def add_sessions(
-  store: Store, config: Config, sessions: Sequence[ScoredSession]
-) -> int:
-  """Store the episodes of ended sessions, except of those that were stored before.
-
-  A task whose name is new gets its split here. An episode gets the first seed of
-  `list_seeds` that its policy and task do not have yet.
-
-  Returns:
-    The number of sessions that were stored now.
-  """
-  new_sessions = [session for session in sessions if not store.finished(session.mark)]
-  episodes = []
-  keys_by_policy = {}
-  for session in new_sessions:
-    episode = session.episode
-    description = session.description
-    task = store.name_task(episode.task_id, description, config.env.max_steps)
-    keys = keys_by_policy.setdefault(episode.policy, store.keys(episode.policy))
-    for seed in list_seeds(config, episode.policy, task.split):
-      if (task.id, seed) not in keys:
-        break
-    keys.add((task.id, seed))
-    episodes.append(dataclasses.replace(episode, seed=seed))
-  store.add(*episodes, finished=[session.mark for session in new_sessions])
-  return len(new_sessions)
-
-
-def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
-  """Return the seeds for a policy's sessions of one task, in the order of use.
-
-  The stages read episodes by their seeds. The sessions of a boundary policy become
-  trials of the profile first, then of the evaluation.
-
-  Args:
-    policy: the key of the policy.
-    split: the task's split.
-  """
-  if policy == stratified_spec(config).key:
-    return itertools.count(seed_of("reference", 1))
-  trials = 0
-  if policy in BOUNDARY_KEYS and split != "test":
-    trials = count_trials(config)
-  profile_seeds = range(seed_of("profile", 0), seed_of("profile", trials))
-  later_seeds = itertools.count(seed_of(PURPOSE_OF_SPLIT[split], 0))
-  return itertools.chain(profile_seeds, later_seeds)

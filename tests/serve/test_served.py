@@ -6,11 +6,12 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig
-from baar_jax.rollout.jobs import ALWAYS_LARGE, ScoredSession, add_sessions
+from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
 from baar_serve import traces as import_traces
+from baar_serve.episodes import ScoredSession, add_sessions, name_task
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 
@@ -61,14 +62,14 @@ def test_a_task_stays_in_the_split_of_its_first_session(run):
 )
 def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
   for name in "abcd":
-    run.store.name_task(name, "", 9)
+    name_task(run.store, name, "", 9)
   for _ in seeds:
     add(run, task, policy)
   assert sorted(run.store.keys(policy)) == [(task, seed) for seed in seeds]
 
 
 def test_the_trials_of_clients_are_collected_in_order(run):
-  tasks = [run.store.name_task(name, "", 9) for name in "ab"]
+  tasks = [name_task(run.store, name, "", 9) for name in "ab"]
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
   for name, policy in zip("aabbabba", ["always-small"] * 4 + ["always-large"] * 4):
     add(run, name, policy)
