@@ -225,7 +225,7 @@ class ClientCall:
     )
 
 
-class Prompt(NamedTuple):
+class PromptBound(NamedTuple):
   """Numbers of tokens of a prompt: an upper bound, and an estimate."""
 
   tokens: int
@@ -335,7 +335,7 @@ class Upstream(Client):
       prompt.expected_tokens + least <= self.limits.context_tokens,
     )
 
-  def _bound_prompt(self, call: "ClientCall", request: dict) -> "Prompt":
+  def _bound_prompt(self, call: "ClientCall", request: dict) -> "PromptBound":
     """Bound the tokens of a request's prompt.
 
     If a model with this model's tokenizer has already read the first messages in an
@@ -346,7 +346,7 @@ class Upstream(Client):
     tokens = call.bound_tokens
     if self.limits.count is not count_bytes:
       tokens = bound_tokens(call.body, self.limits.count)
-    best = Prompt(tokens, call.bound_tokens // CHARS_PER_TOKEN)
+    best = PromptBound(tokens, call.bound_tokens // CHARS_PER_TOKEN)
     caches = call.conversation.caches if call.conversation else {}
     for model, cache in caches.items():
       is_shared = self.limits_A[model].tokenizer == self.limits.tokenizer
@@ -364,7 +364,8 @@ class Upstream(Client):
         opening = [request.get(name) for name in form.opening]
         tokens += bound_tokens([opening, history[: cache.messages]], lambda text: 0)
       expected = cache.tokens + bound_tokens(new) // CHARS_PER_TOKEN
-      best = min(best, Prompt(tokens + bound_tokens(new, self.limits.count), expected))
+      tokens += bound_tokens(new, self.limits.count)
+      best = min(best, PromptBound(tokens, expected))
     return best
 
   async def attempt(

@@ -122,13 +122,13 @@ class HandPolicy(Policy):
     self.groups = []
     self.finished = []
 
-  def act(self, turn):
-    if self.asks == "judge" and len(turn.allowed) > 1:
-      turn.ask(lambda: self.judge(turn))
-    return (yield from super().act(turn))
+  def act(self, context):
+    if self.asks == "judge" and len(context.allowed) > 1:
+      context.ask(lambda: self.judge(context))
+    return (yield from super().act(context))
 
-  def judge(self, turn):
-    with turn.purse.reserve(JUDGE_USD) as cost:
+  def judge(self, context):
+    with context.budgets.reserve(JUDGE_USD) as cost:
       cost.usd = JUDGE_USD
       self.tape.append("ask judge")
     return Reply("", Call(9, Usage(1, 0, 1), JUDGE_USD))

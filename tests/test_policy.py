@@ -15,7 +15,7 @@ from baar_jax.llms.prices import Billing, Price
 from baar_jax.llms.scripted import Account, ScriptedJudge
 from baar_jax.rivals.cascade import ZeroShotPolicy, escalate_once, stay_warm
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
-from baar_jax.rollout.rules import Purse, Turn
+from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.policy import (
@@ -246,16 +246,18 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   spec = PolicySpec("zero-shot")
   policy = ZeroShotPolicy(spec, lambda *_: judge, router_config, tokenizer_dir)
   agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
-  turn = Turn(live, agents, [], Purse(CallBudget(2), DollarBudget(None)))
+  context = StepContext(
+    live, agents, [], EpisodeBudgets(CallBudget(2), DollarBudget(None))
+  )
   with pytest.raises(StopIteration) as end:
-    next(policy.act(turn))
-  assert end.value.value == turn.step.model == model
+    next(policy.act(context))
+  assert end.value.value == context.step.model == model
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
   assert place == 2 and prompt.endswith("Decision:")
   assert "Task: find the plant" in prompt
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  dollars = [turn.step.usd(kind) for kind in ("judge", "retry", "presumed")]
+  dollars = [context.step.usd(kind) for kind in ("judge", "retry", "presumed")]
   assert dollars == [2.0, 0.5, 0.25]
 
 

@@ -9,7 +9,7 @@ from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.rules import Purse, RulePolicy, Turn
+from baar_jax.rollout.rules import EpisodeBudgets, RulePolicy, StepContext
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 
 SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
@@ -113,8 +113,8 @@ def test_privileged_chooses_the_largest_gain(small_loss, known_share, mu, model)
     )
     for number, prospect in enumerate(prospects)
   ]
-  purse = Purse(CallBudget(None), DollarBudget(None))
-  turn = Turn(live(models=len(agents)), agents, [], purse)
+  budgets = EpisodeBudgets(CallBudget(None), DollarBudget(None))
+  context = StepContext(live(models=len(agents)), agents, [], budgets)
   with pytest.raises(StopIteration) as end:
-    next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(turn))
-  assert end.value.value == turn.step.model == model
+    next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(context))
+  assert end.value.value == context.step.model == model

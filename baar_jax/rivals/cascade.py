@@ -11,7 +11,7 @@ import numpy as np
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.llms.chat_completions import Agent, parse_action
-from baar_jax.rollout.rules import Policy, Turn
+from baar_jax.rollout.rules import Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Situation, pick_best
 from baar_jax.router.view import View
@@ -25,38 +25,38 @@ class CascadePolicy(RouterPolicy):
   model is taken without a decision.
   """
 
-  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
     """Play a step of the cascade, from SMALL's proposal to the accepted reply.
 
     Returns:
       The reply; None if the episode's budgets are spent.
     """
     proposal = None
-    if len(turn.allowed) > 1:
-      small = turn.agents[SMALL]
-      proposal = turn.ask(lambda: small.reply(turn.messages, turn.number))
+    if len(context.allowed) > 1:
+      small = context.agents[SMALL]
+      proposal = context.ask(lambda: small.reply(context.messages, context.number))
     if proposal is None:
-      return turn.take()
+      return context.take()
     while True:
-      self._show(turn, proposal)
-      yield from turn.decide()
-      reply = turn.take(proposal)
+      self._show(context, proposal)
+      yield from context.decide()
+      reply = context.take(proposal)
       if reply is None or reply is proposal:
         return reply
-      turn.step.calls = [*proposal.calls("proposal"), *turn.step.calls]
-      if turn.step.model == turn.allowed[-1]:
+      context.step.calls = [*proposal.calls("proposal"), *context.step.calls]
+      if context.step.model == context.allowed[-1]:
         return reply
       proposal = reply
-      turn.step.logp = None
-      affordable = turn.affordable(turn.step.model)
-      turn.allowed = [model for model in affordable if model >= turn.step.model]
+      context.step.logp = None
+      affordable = context.affordable(context.step.model)
+      context.allowed = [model for model in affordable if model >= context.step.model]
 
-  def _show(self, turn: Turn, proposal: Reply) -> None:
+  def _show(self, context: StepContext, proposal: Reply) -> None:
     """Add the proposed action to the text that the router reads."""
-    action = parse_action(proposal.text, turn.code_actions) or ""
-    turn.step.proposal = action
-    turn.live.proposal = action
-    turn.live.proposer = proposal.call.model
+    action = parse_action(proposal.text, context.code_actions) or ""
+    context.step.proposal = action
+    context.live.proposal = action
+    context.live.proposer = proposal.call.model
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Accept or reject the proposal of each waiting episode.
@@ -121,7 +121,7 @@ class ZeroShotPolicy(Policy):
     )
     self._view = View(config, tokenizer, models=models)
 
-  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
     """Play a step with the model that the judge names.
 
     The judge is not asked if the budgets allow only one model.
@@ -132,24 +132,24 @@ class ZeroShotPolicy(Policy):
     # `act` must be a generator, but this policy never waits for other episodes. This
     # statement yields nothing.
     yield from ()
-    if len(turn.allowed) > 1:
+    if len(context.allowed) > 1:
       start_s = time.monotonic()
-      answer = turn.ask(lambda: self._ask_judge(turn))
+      answer = context.ask(lambda: self._ask_judge(context))
       if answer:
-        turn.step.model = self._read(answer.text)
-        turn.step.calls = answer.calls("judge")
-        turn.step.router_latency_s = time.monotonic() - start_s
-    return turn.take()
+        context.step.model = self._read(answer.text)
+        context.step.calls = answer.calls("judge")
+        context.step.router_latency_s = time.monotonic() - start_s
+    return context.take()
 
-  def _ask_judge(self, turn: Turn) -> Reply:
+  def _ask_judge(self, context: StepContext) -> Reply:
     """Ask the judge which model should act next."""
-    live = turn.live
+    live = context.live
     tokens = self._view.live_window(live).tokens
     message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
     if live not in self._judges:
-      judge = self._judge(live.task, live.job.seed, turn.purse.reserve)
+      judge = self._judge(live.task, live.job.seed, context.budgets.reserve)
       self._judges[live] = judge
-    return self._judges[live].reply([message], turn.number)
+    return self._judges[live].reply([message], context.number)
 
   def finish(self, live: Live) -> None:
     """Forget the judge of an episode that ended or starts again."""

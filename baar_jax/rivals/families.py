@@ -48,7 +48,7 @@ from baar_jax.router.policy import (
   Sample,
   Situation,
   Threshold,
-  Values,
+  ValueFunction,
   pick_best,
 )
 from baar_jax.router.qwen2 import Qwen2, softmax
@@ -234,12 +234,12 @@ def _build_conditioned(
   Args:
     spec: the policy.
     loader: loads the trunk, if the heads read its hidden state.
-    pick: picks a model; see `Values.pick`.
+    pick: picks a model; see `ValueFunction.pick`.
   """
   files = loader.files
   settings = files.config.value
   heads, vocabulary = load_heads(files)
-  values = Values(heads, settings.cost_weights, files.billing, pick)
+  values = ValueFunction(heads, settings.cost_weights, files.billing, pick)
   trunk = None
   if "hidden" in settings.inputs:
     view = files.open_trunk_view()

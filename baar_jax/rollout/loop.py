@@ -20,7 +20,7 @@ from baar_jax.llms.chat_completions import (
 )
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.rules import Policy, Purse, Turn
+from baar_jax.rollout.rules import EpisodeBudgets, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
@@ -155,8 +155,8 @@ def run_episodes(
     """Start an episode, and play it to its first decision in a worker thread."""
     cap = policy.spec.cap
     live = Live(job, cap, len(pair.names))
-    purse = Purse(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
-    play = play_episode(live, env, pair, policy, purse)
+    budgets = EpisodeBudgets(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
+    play = play_episode(live, env, pair, policy, budgets)
     workers.submit(Running(live, env, play, restarts).advance, None, arrivals)
 
   try:
@@ -235,7 +235,7 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
 
 
 def play_episode(
-  live: Live, env: Env, pair: Pair, policy: Policy, purse: Purse
+  live: Live, env: Env, pair: Pair, policy: Policy, budgets: EpisodeBudgets
 ) -> Generator[None, Decision, Episode]:
   """Play an episode from its reset to its score.
 
@@ -246,7 +246,7 @@ def play_episode(
     env: the environment.
     pair: the models.
     policy: the policy.
-    purse: the budgets of the episode's calls.
+    budgets: the budgets of the episode's calls.
 
   Returns:
     The record of the episode.
@@ -258,12 +258,12 @@ def play_episode(
   """
   task = live.task
   live.observation = env.reset(task.id)
-  agents = pair.start(env, task, live.job.seed, purse.reserve)
+  agents = pair.start(env, task, live.job.seed, budgets.reserve)
   messages = open_conversation(env.system_prompt, task, live.observation)
   stop = ""
   while not stop:
-    turn = Turn(live, agents, messages, purse, env.code_actions)
-    reply = yield from policy.act(turn)
+    context = StepContext(live, agents, messages, budgets, env.code_actions)
+    reply = yield from policy.act(context)
     if reply is None:
       stop = "budget"
       break
@@ -272,7 +272,7 @@ def play_episode(
     observation = NO_ACTION
     if action is not None:
       observation, done = env.step(action)
-    step = turn.step
+    step = context.step
     step.action = action or ""
     step.calls = [*reply.calls("act"), *step.calls]
     step.score = env.score() if env.scores_steps else None
@@ -292,7 +292,7 @@ def play_episode(
     stop=stop,
     call_budget=live.cap.calls,
     usd_budget=live.cap.usd,
-    lost_usd=purse.dollars.lost_usd(live.steps),
+    lost_usd=budgets.dollars.lost_usd(live.steps),
   )
 
 

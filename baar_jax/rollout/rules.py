@@ -13,7 +13,7 @@ from baar_jax.rollout.specs import Decision, Live, PolicySpec
 
 
 @dataclasses.dataclass
-class Purse:
+class EpisodeBudgets:
   """The budgets that limit an episode's calls.
 
   Attributes:
@@ -32,14 +32,14 @@ class Purse:
 
 
 @dataclasses.dataclass
-class Turn:
+class StepContext:
   """One step of a live episode, while it is played.
 
   Attributes:
     live: the policy's view of the episode.
     agents: one agent for each model, the cheapest first.
     messages: the conversation so far, the agents' prompt.
-    purse: the budgets of the episode's calls.
+    budgets: the budgets of the episode's calls.
     code_actions: whether the environment's actions are code.
     step: the record of the step, which is completed during the step.
     allowed: indices of the models whose call fits the budgets, ascending.
@@ -48,7 +48,7 @@ class Turn:
   live: Live
   agents: Sequence[Agent]
   messages: Messages
-  purse: Purse
+  budgets: EpisodeBudgets
   code_actions: bool = False
 
   def __post_init__(self) -> None:
@@ -73,12 +73,12 @@ class Turn:
     """
     models = []
     for model, agent in enumerate(self.agents):
-      fits = self.purse.calls.allows(model)
-      has_cap = self.purse.dollars.limit_usd is not None
+      fits = self.budgets.calls.allows(model)
+      has_cap = self.budgets.dollars.limit_usd is not None
       # The worst case is computed only if there is a cap on dollars, because the
       # computation is slow.
       if fits and has_cap and model != paid_model:
-        fits = self.purse.dollars.allows(agent.bound_usd(self.messages, self.number))
+        fits = self.budgets.dollars.allows(agent.bound_usd(self.messages, self.number))
       if fits or model == paid_model:
         models.append(model)
     return models
@@ -135,13 +135,13 @@ class Turn:
         self.step.logp = None
       if proposal and chosen == proposal.call.model:
         return proposal
-      self.purse.calls.reserve(chosen)
+      self.budgets.calls.reserve(chosen)
       try:
         return self.agents[chosen].reply(self.messages, self.number)
       except BudgetSpent:
         # The model brought no reply: its failed attempts cost dollars, and too few
         # dollars remain for another attempt. So the reserved LARGE call is given back.
-        self.purse.calls.settle(chosen, is_called=False)
+        self.budgets.calls.settle(chosen, is_called=False)
       paid_model = proposal.call.model if proposal else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
     return None
@@ -179,7 +179,7 @@ class Policy:
     """Make a policy from its specification."""
     self.spec = spec
 
-  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
     """Play a step up to the reply to act on.
 
     The generator yields when `choose` must decide, and receives the decision.
@@ -187,14 +187,14 @@ class Policy:
     Returns:
       The reply; None if the episode's budgets allow no model.
     """
-    yield from turn.decide()
-    return turn.take()
+    yield from context.decide()
+    return context.take()
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose a model for each episode that waits for a decision.
 
-    A decision may name a model that a budget forbids. `Turn.take` then replaces the
-    model.
+    A decision may name a model that a budget forbids. `StepContext.take` then replaces
+    the model.
     """
     raise NotImplementedError
 
@@ -321,18 +321,18 @@ class PrivilegedPolicy(Policy):
   for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
   """
 
-  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
     """Play a step with the model of the largest gain, within the budgets."""
     # This policy decides here, in the worker thread. So the generator yields nothing.
     yield from ()
-    if len(turn.allowed) > 1:
-      small = turn.agents[SMALL].prospect(turn.messages, turn.number)
+    if len(context.allowed) > 1:
+      small = context.agents[SMALL].prospect(context.messages, context.number)
       best_gain = 0.0
-      for model, agent in enumerate(turn.agents[1:], 1):
-        prospect = agent.prospect(turn.messages, turn.number)
+      for model, agent in enumerate(context.agents[1:], 1):
+        prospect = agent.prospect(context.messages, context.number)
         gain = prospect.known_share * (small.loss - prospect.loss)
         gain -= self.spec.mu * (prospect.usd - small.usd)
         if gain > best_gain:
-          turn.step.model = model
+          context.step.model = model
           best_gain = gain
-    return turn.take()
+    return context.take()

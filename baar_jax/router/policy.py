@@ -192,7 +192,7 @@ def pick_best(advantage_A: np.ndarray, situation: Situation) -> int:
   return int(advantage_A.argmax())
 
 
-class Values(NamedTuple):
+class ValueFunction(NamedTuple):
   """Bundle the value heads with all that a decision by them needs.
 
   Attributes:
@@ -225,7 +225,7 @@ class ConditionedPolicy(RouterPolicy):
     self,
     spec: PolicySpec,
     reader: StateReader,
-    values: Values,
+    values: ValueFunction,
   ):
     """Make a policy that decides by value heads.
 
@@ -240,7 +240,7 @@ class ConditionedPolicy(RouterPolicy):
     self.cost_weights = values.cost_weights
 
   def _predict(self, states: States, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA: 1 for the model that `Values.pick` names, 0 for the others."""
+    """Compute p_RxA: 1 for the model that `ValueFunction.pick` names, else 0."""
     situations_R = list(map(self._describe, ready, states.progress_NxP))
     terms_RxT = np.stack([situation.terms_T for situation in situations_R])
     heads = self._values.heads

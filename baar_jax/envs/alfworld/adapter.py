@@ -16,7 +16,7 @@ from typing import Any
 
 from baar_jax.envs.alfworld.expert import (
   TASK_TYPES,
-  Facts,
+  Scene,
   draw_mistake,
   find_next_step,
   read_goal,
@@ -217,7 +217,7 @@ class ALFWorld(Env):
     """Store the engine's new state and return the engine's text."""
     self.won = bool(state["won"])
     self.commands = sorted(state["admissible_commands"])
-    self.facts = Facts(state["facts"])
+    self.facts = Scene(state["facts"])
     return state["feedback"]
 
   def _observe(self, feedback: str) -> str:

@@ -80,7 +80,7 @@ def read_goal(name: str) -> Goal:
   return Goal(fields[0], fields[1].lower(), fields[3].lower())
 
 
-class Facts:
+class Scene:
   """The facts of a game's state, indexed for the expert.
 
   Attributes:
@@ -142,7 +142,7 @@ class Facts:
     return self.walk(receptacle) or opening
 
 
-def find_next_step(facts: Facts, goal: Goal, commands: Sequence[str]) -> Oracle:
+def find_next_step(facts: Scene, goal: Goal, commands: Sequence[str]) -> Oracle:
   """Find the expert's next step in any state of a game.
 
   Args:
@@ -187,7 +187,7 @@ def find_next_step(facts: Facts, goal: Goal, commands: Sequence[str]) -> Oracle:
 
 
 def _fetch(
-  facts: Facts, objects: Sequence[str], treatment: Treatment, targets: Sequence[str]
+  facts: Scene, objects: Sequence[str], treatment: Treatment, targets: Sequence[str]
 ) -> str:
   """Return the next action towards taking an object that the goal needs.
 
@@ -216,7 +216,7 @@ def _fetch(
   return facts.reach(receptacle) or f"take {name} from {receptacle}"
 
 
-def _drop(facts: Facts, commands: Sequence[str]) -> str:
+def _drop(facts: Scene, commands: Sequence[str]) -> str:
   """Return the next action towards putting down an object that the goal does not need.
 
   The action moves the object into any receptacle at hand, or goes to a receptacle that
@@ -235,7 +235,7 @@ def _drop(facts: Facts, commands: Sequence[str]) -> str:
   return facts.reach(min(fitting, key=lambda name: (name in facts.closed, name)))
 
 
-def _light(facts: Facts, lamp_type: str) -> str:
+def _light(facts: Scene, lamp_type: str) -> str:
   """Return the next action towards using a lamp.
 
   The action goes to the place of a lamp, makes the lamp accessible, or uses it.

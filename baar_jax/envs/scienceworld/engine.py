@@ -61,7 +61,7 @@ def start_jvm() -> Any:
   return java
 
 
-class Outcome(NamedTuple):
+class StepResult(NamedTuple):
   """The outcome of an action.
 
   Attributes:
@@ -113,7 +113,7 @@ class Engine:
     self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
     self._turn = 0
-    self._last = Outcome("", 0.0, False)
+    self._last = StepResult("", 0.0, False)
     return self.step("look around").observation
 
   def _load(self, task_id: str, solve: bool = False) -> None:
@@ -135,7 +135,7 @@ class Engine:
     """Seed the JVM's random generator from the variation and the number of the step."""
     self._random.setSeed(1000 * self._variation + self._turn)
 
-  def step(self, action: str) -> Outcome:
+  def step(self, action: str) -> StepResult:
     """Execute an action, and return the engine's text and the score so far."""
     if action.lower() in WRAPPER_COMMANDS:
       return self._last._replace(observation=self._game.step(action))
@@ -148,7 +148,7 @@ class Engine:
     self._objects = self._object_count()
     observation, score, completed = outcome[1:-1].rsplit(",", 2)
     observation = observation or NOT_UNDERSTOOD
-    self._last = Outcome(observation, float(score), completed == "true")
+    self._last = StepResult(observation, float(score), completed == "true")
     return self._last
 
   def list_objects(self) -> list[str]:
