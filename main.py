@@ -59,7 +59,6 @@ STAGES = {
   "pretrain": train.pretrain,
   **{stage: train.train_families(stage) for stage in families.STAGES},
   "evaluate": evaluate.main,
-  "forecast": evaluate.forecast,
   "report": evaluate.report,
 }
 # Stages that --stage=all does not run. They run in one process only.

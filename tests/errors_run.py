@@ -18,7 +18,6 @@ from baar_jax.config import Config, EnvConfig, ModelsConfig
 from baar_jax.envs.appworld import shell
 from baar_jax.episode import Task
 from baar_jax.report import frontier
-from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import load_split
 from baar_jax.rollout import jobs
 from baar_jax.rollout.specs import Job, PolicySpec
@@ -157,8 +156,8 @@ def confine(tmp: Path) -> None:
     run_file.check_walls(config)
 
 
-def damage_file(tmp: Path, name: str) -> None:
-  (tmp / name).write_text("{}")
+def damage_curves(tmp: Path) -> None:
+  (tmp / "metrics.jsonl").write_text("{}")
   figures(FEW, directory=tmp)
 
 
@@ -285,14 +284,8 @@ CASES = [
     "--stage=sft",
   ),
   (
-    "TMP/forecast.csv cannot be read: run --stage=forecast again",
-    damage_file,
-    FORECAST,
-  ),
-  (
     "TMP/metrics.jsonl cannot be read: remove it, and run --stage=report without curves",
-    damage_file,
-    "metrics.jsonl",
+    damage_curves,
   ),
   (
     "BoSFT lacks episodes on dev: run --stage=evaluate first",

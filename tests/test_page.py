@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from browser import open_phone
 from report_store import BOPO, BOUNDARIES, EVERY, FEW, Played, config, figures
@@ -15,7 +14,6 @@ from report_store import BOPO, BOUNDARIES, EVERY, FEW, Played, config, figures
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
 from baar_jax.report import page, texts
-from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import Results
 from baar_jax.rivals.families import FAMILIES, list_specs
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -24,18 +22,12 @@ from configs import reproduce
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Results:
-  """Compute results of every family, with a forecast and training curves."""
+  """Compute results of every family, with training curves."""
   one = PolicySpec("conditioned")
   scores = (1.0, 1.0, 1.0, 0.0)
   played = [Played(one, "SSSL", scores), Played(one.under(Cap(1)), "SSSL", scores)]
   directory, settings = tmp_path_factory.mktemp("run"), config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
-  # The scores are 1, 1, 1 and 0 on both splits.
-  dev = {"K = 1": [1.0, 0.9, 0.9, 0.0], "no cap": [0.5, 0.5, 0.5, 0.1]}
-  test = {"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": [0.5] * 4}
-  forecast = pd.concat(map(pd.DataFrame, (dev, test)))
-  forecast.index = [f"{split}-{i}" for split in ("dev", "test") for i in range(4)]
-  forecast.to_csv(directory / FORECAST)
   lines = [
     {"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)
   ]
@@ -149,11 +141,6 @@ def test_the_page_loads_nothing_and_shows_the_results(index, reader):
     "beats a random mix of both models in mean score: area 0.88 [",
     "1 75.0 – – 50.0 2 – – 55.0 – ",
     "BoPO 17 67 17",  # 4, 16 and 4 of its 24 dollars
-    # The errors on dev are 0, .1, .1, 0, .5, .5, .5 and -.1, so their mean is .2 and
-    # their quantiles are -.03 and .5. The errors on test are 0, .1, .4, -.1, .5, .5, .5
-    # and -.5. The means of the predictions are (1 + .9 + .6 + .1) / 4 and .5.
-    " 65 75 no cap 70 [",
-    "Of the measured scores 75 % are inside the band",
     "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
     "8 episodes exceeded their cap",
   ):
@@ -178,14 +165,13 @@ WRONG = [
   {"stage": "../../x", "update": 1},
   {"stage": "sft", "ablation": "$\\x$"},
 ]
-FILES = [("metrics.jsonl", json.dumps(line)) for line in WRONG]
-FILES += [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")]
 
 
-@pytest.mark.parametrize("name, text", FILES)
-def test_an_unreadable_file_of_the_run_is_named(tmp_path, name, text):
-  (tmp_path / name).write_text(text)
-  with pytest.raises(ValueError, match=f"^{tmp_path / name} cannot be read: "):
+@pytest.mark.parametrize("line", WRONG)
+def test_unreadable_training_curves_are_named(tmp_path, line):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(json.dumps(line))
+  with pytest.raises(ValueError, match=f"^{path} cannot be read: "):
     figures(FEW, directory=tmp_path)
 
 

@@ -6,7 +6,6 @@ data), P policies, N tasks, K caps.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,15 +21,11 @@ from baar_jax.report.table import (
   METRICS,
   Evaluation,
   ExactFrontier,
-  Forecast,
 )
 from baar_jax.rivals.optimum import Exact, has_optimum
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.store import BUDGETS
 
-# Name of the file in a run's directory that the stage forecast writes.
-FORECAST = "forecast.csv"
 AREA_COLUMNS = [
   "family",
   "metric",
@@ -46,8 +41,6 @@ AREA_COLUMNS = [
 # "Latency Analysis"). The time to read a prompt and the time on the network are left
 # out.
 ROUTER_RATE = 180.0
-# The quantiles of the errors on dev between which a task's score is expected.
-BAND = [0.1, 0.9]
 
 
 class Choice(NamedTuple):
@@ -64,8 +57,6 @@ class Choice(NamedTuple):
       upper hull on dev. Policies with a cap on dollars are left out.
     typical: by family that also plays without a cap, the key of the policy on its hull
       in SR nearest to the middle of the boundaries' costs. Ablations are left out.
-    forecast: keys of the policies whose score the value heads predict: those with cost
-      weight 0 that are not cap-blind.
   """
 
   dev: pd.DataFrame
@@ -74,7 +65,6 @@ class Choice(NamedTuple):
   best: list[str]
   vertices: dict[tuple[str, str], list[str]]
   typical: dict[str, str]
-  forecast: list[str]
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
@@ -233,77 +223,6 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   seconds["router_share"] = seconds.router_s / seconds.sum(axis=1)
   seconds["waited_s"] = mean.router_latency_s.where(mean.router_latency_s > 0)
   return seconds
-
-
-def read_forecast(
-  directory: Path, dev: Evaluation, test: Evaluation, choice: Choice
-) -> Forecast | None:
-  """Read the scores that the stage forecast has stored in a run's directory.
-
-  Returns:
-    The forecast beside measured scores, or None if the stage has not run.
-
-  Raises:
-    ValueError: the file cannot be read.
-  """
-  path = directory / FORECAST
-  if not path.exists():
-    return None
-  try:
-    score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float)
-    score_NxK = score_NxK.loc[[*dev.tasks, *test.tasks]]
-  except (ValueError, KeyError):
-    raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
-  return compare_forecast(dev, test, score_NxK, choice)
-
-
-def compare_forecast(
-  dev: Evaluation, test: Evaluation, score_NxK: pd.DataFrame, choice: Choice
-) -> Forecast:
-  """Correct predicted scores by their errors on dev; compare them with test scores.
-
-  The correction is the mean error over dev tasks and caps. The quantiles `BAND` of
-  these errors make a band around each prediction. This is split conformal prediction
-  (Vovk et al. 2005) without its correction for few tasks, so nothing is guaranteed.
-  Predictions and measured scores are of the same policies, `choice.forecast`. A cap
-  under which no policy was played has no measured score.
-
-  Args:
-    dev: the evaluation on dev.
-    test: the evaluation on test.
-    score_NxK: predicted scores in [0, 1] of the tasks of both, a column per cap.
-    choice: the policies that dev has chosen.
-  """
-  budgets = score_NxK.columns
-  caps = test.entries.loc[choice.forecast, [*BUDGETS]].to_numpy()
-  errors = []
-  for data in (dev, test):
-    measured_KxN = data.per_task("score_percent").loc[choice.forecast] / 100
-    measured_KxN.index = [budget_name(*cap) for cap in caps]
-    measured_NxK = measured_KxN.T.reindex(columns=budgets)
-    errors.append(measured_NxK - score_NxK.loc[data.tasks])
-  dev_NxK, test_NxK = errors
-  low, high = dev_NxK.stack().quantile(BAND)
-  predicted_NxK = score_NxK.loc[test.tasks]
-  error_1xNx1 = dev_NxK.mean(axis=1).fillna(0.0).to_numpy()[None, :, None]
-  test_draws = frontier.draw(len(test_NxK), 1, test.resamples)
-  dev_draws = frontier.draw(len(dev_NxK), 1, test.resamples, seed=1)
-  mean_KxB = frontier.means(
-    predicted_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), test_draws
-  )
-  mean_KxB += frontier.means(error_1xNx1, np.zeros(1), dev_draws)
-  rows = intervals("forecast_share", pd.DataFrame(mean_KxB, budgets))
-  rows["predicted_share"] = predicted_NxK.mean()
-  rows["measured_share"] = (predicted_NxK + test_NxK).mean()
-  coverage = test_NxK.stack().dropna().between(low, high).mean()
-  return Forecast(rows.rename_axis("budget").reset_index(), float(coverage))
-
-
-def budget_name(calls: float | None, usd: float | None) -> str:
-  """Return the name of a cap: "K = 3", "$0.02" or "no cap"."""
-  if pd.notna(calls):
-    return f"K = {calls:g}"
-  return f"${usd:g}" if pd.notna(usd) else "no cap"
 
 
 def exact_frontier(config: Config) -> ExactFrontier | None:

@@ -173,7 +173,7 @@ class Draws(NamedTuple):
   seed_BxR: np.ndarray
 
 
-def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> Draws:
+def draw(tasks: int, training_seeds: int, resamples: int) -> Draws:
   """Draw the random weights of the resamples.
 
   All policies of a report get the same weights, so that their differences are paired.
@@ -186,9 +186,8 @@ def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> Draw
     training_seeds: the number of training seeds, R.
     resamples: the number of random resamples. B is one more, because index 0 is the
       unchanged data.
-    seed: the seed of the random numbers.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   R = training_seeds
   count_BxN = rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)
   task_BxN = np.vstack([np.ones(tasks), count_BxN]) / tasks

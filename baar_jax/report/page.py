@@ -77,7 +77,6 @@ def compute_results(
       read.
   """
   data = load_split(store, choice.entries, config, "test")
-  dev = load_split(store, choice.entries, config, "dev")
   labels = {spec.key: texts.label_policy(spec, styles) for spec in choice.entries}
   table = compare.tabulate_policies(data).assign(label=pd.Series(labels))
   rivals = [
@@ -104,7 +103,6 @@ def compute_results(
     by_difficulty=compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     latency=compare.latency(data, choice.typical),
     robustness=measure_robustness(store, config),
-    forecast=compare.read_forecast(directory, dev, data, choice),
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),

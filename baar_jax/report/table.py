@@ -57,20 +57,6 @@ class Style(Protocol):
   label: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Forecast:
-  """Forecast scores in [0, 1] beside measured ones.
-
-  Attributes:
-    rows: a row per cap, with the mean forecast score, its interval, the mean prediction
-      before the correction, and the mean measured score.
-    coverage: the share of measured scores that are inside the band of their forecast.
-  """
-
-  rows: pd.DataFrame
-  coverage: float
-
-
 @dataclasses.dataclass(frozen=True)
 class ExactFrontier:
   """The best frontier that any router can reach over all tasks of the sandbox.
@@ -106,7 +92,6 @@ class Results:
     by_difficulty: each family's shares of dollars on easy, hard and intractable tasks.
     latency: each family's seconds per episode.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
-    forecast: forecasts beside measurements, if stage forecast has run.
     training: a row per update of each training.
     ledger: US dollars of the run, by what they were for.
     exact: the sandbox's exact frontier; None without one.
@@ -124,7 +109,6 @@ class Results:
   by_difficulty: pd.DataFrame
   latency: pd.DataFrame
   robustness: list[dict]
-  forecast: Forecast | None
   training: pd.DataFrame
   ledger: dict[str, float]
   exact: ExactFrontier | None

@@ -86,14 +86,6 @@ NOTES = {
     "router 180 with one token per decision (below 2 % of the time in the paper). "
     "Waited is the measured time in which an episode waited for its router or judge."
   ),
-  "forecast": (
-    "The mean score that the budget-conditioned router expects before the first step. "
-    "The value heads may predict too much, so the mean error on dev is added. The "
-    "column Predicted is without it. Intervals are over test and dev tasks. Measured "
-    "is the mean score of the policies that the heads predict: cost weight 0, not "
-    "cap-blind. "
-    "The band of a task is between the 10 % and 90 % quantiles of the errors on dev."
-  ),
   "policies": (
     "Dollars, calls and steps are per task. Use% is the share of the cap that was "
     "used. λ is the cost weight in a router's training. The cost weight is the "
@@ -141,9 +133,6 @@ COLUMNS = columns(
   intractable_share="Intractable, %",
   agreement="Same label, %",
   router_share="Router, %",
-  forecast_share="Forecast, %",
-  measured_share="Measured, %",
-  predicted_share="Predicted, %",
 )
 COLUMNS |= columns(
   "z.1f",

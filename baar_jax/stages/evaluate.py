@@ -1,25 +1,14 @@
-"""Run the stages evaluate, forecast and report."""
+"""Run the stages evaluate and report."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from baar_jax.conditioned.fit import load_heads, read_states
-from baar_jax.conditioned.heads import (
-  Heads,
-  States,
-  count_calls_left,
-  describe,
-  estimate,
-)
 from baar_jax.config import ABLATIONS, RECORDED, Config, compared_lam
-from baar_jax.episode import SMALL
 from baar_jax.paper.references import load_profiles
 from baar_jax.report import frontier
-from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
+from baar_jax.report.compare import Choice
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
   METRICS,
@@ -30,7 +19,6 @@ from baar_jax.report.texts import label_policy, terminal_table
 from baar_jax.rivals.families import FAMILIES, Loader, check_trained, list_specs
 from baar_jax.rivals.listing import find_uncapped
 from baar_jax.rollout.jobs import (
-  ALWAYS_SMALL,
   BOPO,
   BOUNDARIES,
   BOUNDARY_KEYS,
@@ -38,7 +26,7 @@ from baar_jax.rollout.jobs import (
   CONDITIONED,
   list_evaluation,
 )
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 
@@ -71,8 +59,6 @@ def _check_played(run: Run) -> None:
   for split in ("dev", "test"):
     jobs = list_evaluation(run.config, run.tasks(split), split)
     run.check_played(BOUNDARIES, jobs)
-    # The stage forecast needs texts: the first observations of always-SMALL's episodes.
-    run.check_texts(ALWAYS_SMALL, jobs)
   for spec in list_evaluated(run.store, run.config):
     run.print(f"evaluated: {label_policy(spec, FAMILIES)}")
 
@@ -155,8 +141,7 @@ def choose_on_dev(
   - each family's policies on its upper hull, by each of METRICS,
   - each family's policy with the highest sum of SR and success under each cap (our
     choice),
-  - a typical policy of each family (see `Choice`),
-  - the policies whose score the value heads forecast (see `Choice`).
+  - a typical policy of each family (see `Choice`).
 
   Of equal policies the cheapest is chosen, and of equally cheap ones the first.
   Episodes on test play no part, so that the results on test are unbiased.
@@ -189,13 +174,9 @@ def choose_on_dev(
   capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
   capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  forecast = []
-  for spec in planned:
-    if spec.family == CONDITIONED and not (spec.cost_weight or spec.blind):
-      forecast.append(spec.key)
-  chosen = {*typical.values(), *best, *forecast}.union(*vertices.values())
+  chosen = {*typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
-  return Choice(mean, listed, main, [*best], vertices, typical, forecast)
+  return Choice(mean, listed, main, [*best], vertices, typical)
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
@@ -237,98 +218,6 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
   return [
     *points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]
   ]
-
-
-def forecast(run: Run) -> None:
-  """Forecast the score of each test task under each cap, and print the means.
-
-  A forecast is the score that the value heads expect at a task's first decision, with
-  cost weight 0, corrected by the errors on dev. The expected scores are stored in the
-  run's directory for the report.
-  """
-  config = run.config
-  if config.value.updates == 0:
-    run.print("no forecast without value heads: set --config.value.updates above 0")
-    return
-  # The forecast may have caps under which no policy was played. They have no measured
-  # score.
-  played = list_played(run.store, list_evaluated(run.store, config), config, "dev")
-  choice = choose_on_dev(run.store, played, config)
-  dev = load_split(run.store, choice.entries, config, "dev")
-  test = load_split(run.store, choice.entries, config, "test")
-  score_NxK = _predict(run, [*dev.tasks, *test.tasks])
-  result = compare_forecast(dev, test, score_NxK, choice)
-  rows = result.rows.set_index("budget")
-  rows.columns = ["forecast", "low", "high", "expected", "measured"]
-  run.print(
-    "mean score by cap: forecast, ends of its 95 % interval, value before the "
-    "correction on dev, and measured"
-  )
-  run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
-  run.print(f"scores within the 80 % band of a task: {result.coverage:.0%}")
-  if run.is_main:
-    draft = run.dir / "forecast.tmp"
-    score_NxK.to_csv(draft)
-    draft.replace(run.dir / FORECAST)
-
-
-def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
-  """Predict the score of each task under each cap, and without a cap.
-
-  A larger cap never has a smaller prediction: of all caps that allow at least as many
-  calls, the smallest prediction counts.
-
-  Args:
-    run: the run.
-    tasks: ids of the tasks.
-
-  Returns:
-    score_NxK in [0, 1]: a row per task, and a column per cap.
-  """
-  config = run.config.evaluate
-  key = ALWAYS_SMALL.key
-  keys = {stored for stored in run.store.keys(key) if stored[0] in tasks}
-  # All episodes of a task begin with the same observation, so one episode per task is
-  # enough.
-  played = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
-  openings = []
-  for id_ in tasks:
-    openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
-  caps = [Cap(calls=K) for K in config.call_budgets]
-  caps += [Cap(usd=usd) for usd in config.usd_budgets]
-  caps.append(Cap())
-  scores = []
-  for training in run.trainings():
-    heads, vocabulary = load_heads(training)
-    scale = heads.scale
-    states = read_states(training, vocabulary, openings)
-    # LARGE's first call has the same forecast in all tasks.
-    outlooks = training.billing.forecast_calls(
-      openings[0].steps, scale.opening_tokens, scale.reply_tokens
-    )
-    left_K = np.array([count_calls_left(cap, outlooks[-1]) for cap in caps])
-    score_KxN = np.array([predict_scores(heads, states, left) for left in left_K])
-    scores.append([score_KxN[left_K >= left].min(axis=0) for left in left_K])
-  names = [budget_name(cap.calls, cap.usd) for cap in caps]
-  return pd.DataFrame(np.mean(scores, axis=0).T, tasks, names).astype(float)
-
-
-def predict_scores(heads: Heads, states: States, calls_left: float) -> np.ndarray:
-  """Predict the score of each task from its first decision.
-
-  Args:
-    heads: the value heads.
-    states: the states of the tasks' first decisions.
-    calls_left: the LARGE calls that the cap allows; see `count_calls_left`.
-
-  Returns:
-    score_N in [0, 1].
-  """
-  terms = describe(calls_left, 1.0, states.progress_NxP)
-  value_N, advantage_NxA = estimate(heads, states.features_NxD, terms)
-  if calls_left < 1:
-    advantage_NxA = advantage_NxA[:, [SMALL]]
-  return np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0)
 
 
 def report(run: Run) -> None:
