@@ -7,10 +7,7 @@ run is opened.
 """
 
 import contextlib
-import dataclasses
-import operator
 import os
-import re
 import runpy
 import signal
 import sqlite3
@@ -34,15 +31,14 @@ if (
 
   signal.signal(signal.SIGINT, stop)
 
-import psutil
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
-from ml_collections import config_flags
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from baar_jax.config import Config, require
+from baar_jax.config import RECORDED, Config, require
 from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
+from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
 from baar_jax.rivals import families
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
@@ -68,12 +64,6 @@ EXTRA = {
   "bench": bench.main,
   "serve": serve.main,
 }
-
-FIELDS = "baar_jax/config.py lists the fields"
-NOT_PLAIN = (
-  "a value of the configuration is no plain value, contains itself, or is nested too "
-  "deeply: correct the file of --config"
-)
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -135,47 +125,12 @@ def parse(
     values: absl's flags. Only tests pass other flags than those of the process.
   """
   stages = ["all", *STAGES, *EXTRA]
+  stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
   try:
-    config = config_flags.DEFINE_config_dataclass(
-      "config",
-      quickstart.get_config(),
-      "Configuration file.",
-      values,
-      sys_argv=argv,
-      parse_fn=load_config,
-    )
-    stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
-    if values(argv)[1:]:
-      raise flags.Error(
-        "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
-      )
-    names = [word.partition("=")[0].lstrip("-") for word in argv]
-    repeated = [name for name in names if names.count(name) > 1]
-    for name in repeated:
-      with contextlib.suppress(AttributeError):  # Not all words are fields.
-        field = operator.attrgetter(name.removeprefix("config."))
-        if isinstance(field(config.value), tuple):
-          raise flags.Error(f"--{name} is given twice: give all its values at once")
-  except flags.Error as error:
-    # A user may have written a key into the value of one of these fields, so their
-    # values are not printed.
-    text = re.sub(
-      "(?s)(key_variables?|base_urls|models|judge|serve)=.*",
-      r"\1 has a value that cannot be read",
-      str(error),
-    )
-    text = re.sub(
-      "(?s)Type .* of field config.env.options is.*",
-      "set each option: --config.env.options.NAME=VALUE",
-      text,
-    )
-    sys.exit(fail(text))
-  except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-    # If a flag has a wrong field or value, the library for flags raises one of these
-    # exceptions.
-    is_nested = isinstance(error, RecursionError)
-    sys.exit(fail(NOT_PLAIN if is_nested else f"{error.args[0]}; {FIELDS}"))
-  return config.value, stage.value
+    config = read_flags(argv, quickstart.get_config(), values, load_config)
+  except ValueError as error:
+    sys.exit(fail(error))
+  return config, stage.value
 
 
 def load_config(name: str) -> Config:
@@ -220,85 +175,20 @@ def validate(config: Config) -> None:
   Raises:
     ValueError: a value is invalid; one line names the field and its rule.
   """
-  try:
-    check_fields(config)
-    checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
-  except ValidationError as error:
-    raise ValueError(append_value(config, explain(error, "--config"))) from None
-  except (RecursionError, TypeError):
-    raise ValueError(NOT_PLAIN) from None
-  vars(config).update(vars(checked))
-  if config.env.kind == "recorded":
-    # A served run has no environment, but the default file has options of its own one.
+  check_values(config)
+  if config.env.kind == RECORDED:
+    # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
   config.env.options = table.changed_options(config.env.kind, config.env.options)
+  check_variables("models.key_variables", config.models.key_variables)
+  check_variables("serve.key_variable", (config.serve.key_variable,))
+  judge = config.baselines.judge
+  check_variables("baselines.judge.key_variables", judge.key_variables)
   try:
     families.check_baselines(config)
     check_environment(config)
-    check_machine(config)
   except ValueError as error:
-    raise ValueError(append_value(config, f"--config.{error}")) from None
-
-
-def check_fields(section: Config) -> None:
-  """Raise an error if a configuration file assigned a field that does not exist.
-
-  Args:
-    section: the configuration, or one of its sections.
-
-  Raises:
-    ValueError: a section has an attribute that is no field of its class.
-  """
-  fields = {field.name for field in dataclasses.fields(section)}
-  for name, value in vars(section).items():
-    if name in fields and dataclasses.is_dataclass(value):
-      check_fields(value)
-    elif name not in fields:
-      raise ValueError(
-        f"Field {name} not found on dataclass {type(section).__name__}; {FIELDS}"
-      )
-
-
-def append_value(config: Config, text: str) -> str:
-  """Append the value of the field that an error names.
-
-  A value that may be a key, or a whole section, is not appended.
-
-  Args:
-    text: an error that begins with "--config." and the field.
-  """
-  path = re.match(r"--config\.([\w.]*\w)", text)[1].split(".")
-  value = config
-  usual = Config()
-  for name in path:
-    if dataclasses.is_dataclass(usual):
-      value = getattr(value, name)
-      usual = getattr(usual, name)
-    elif isinstance(value, dict):
-      value = value[name]
-    if name.startswith(("key_variable", "base_urls")):
-      return text
-  if dataclasses.is_dataclass(usual):
-    return text
-  with contextlib.suppress(BaseException):  # A value of a user's file may have no repr.
-    return f"{text}; it is {value!r:.80}"
-  return text
-
-
-def explain(error: ValidationError, prefix: str) -> str:
-  """Describe the first error of a validation in one line.
-
-  The value itself stays out of the text, because it may hold a key.
-
-  Args:
-    prefix: the name of the object that was checked, such as "--config".
-  """
-  first = error.errors(include_input=False)[0]
-  field = ".".join(map(str, (prefix, *first["loc"])))
-  # The validators of baar_jax/config.py raise ValueError.
-  if first["type"] == "value_error":
-    return f"{field}.{first['ctx']['error']}"
-  return f"{field}: {first['msg']}"
+    raise ValueError(f"--config.{error}") from None
 
 
 def check_environment(config: Config) -> None:
@@ -321,52 +211,6 @@ def check_environment(config: Config) -> None:
         f"env.options.{name}",
         f"{value} for scripted models, which follow solutions",
       )
-
-
-def check_machine(config: Config) -> None:
-  """Raise an error if a key's environment variable is unset, or memory is too small.
-
-  Raises:
-    ValueError: a variable that holds a key is unset, or training the router needs more
-      memory than this machine has.
-  """
-  variables = {
-    "models.key_variables": config.models.key_variables,
-    "baselines.judge.key_variables": config.baselines.judge.key_variables,
-    "serve.key_variable": (config.serve.key_variable,),
-  }
-  for field, names in variables.items():
-    require(
-      {"", *os.environ}.issuperset(names),
-      field,
-      "the name of an environment variable that is set, or ''",
-    )
-  router = config.router
-  layer = (
-    2 * (router.num_heads + router.num_kv_heads) * router.head_dim
-    + 3 * router.intermediate_size
-  )
-  parameters = router.hidden_size * (router.num_layers * layer + router.vocab_size)
-  rows = (config.env.processes or os.cpu_count()) * config.env.live_per_process
-  cache = (
-    rows * router.max_tokens * router.num_layers * router.num_kv_heads * router.head_dim
-  )
-  # An estimate in bytes. In training, each parameter needs four float32 numbers:
-  # itself, its gradient, and AdamW's two moments. In the KV cache, a key and a value
-  # need at least two bytes each.
-  needed = 16 * parameters + 4 * cache
-  require(
-    needed <= psutil.virtual_memory().total,
-    "router.num_layers",
-    f"smaller, or hidden_size or vocab_size: they take {needed // 10**9:,} GB",
-  )
-
-
-def fail(error: Exception | str) -> int:
-  """Print an error in one line. Return 2, the exit code after a user's mistake."""
-  line = "".join(filter(str.isprintable, " ".join(str(error).split())))
-  print(f"error: {line}", file=sys.stderr)
-  return 2
 
 
 def command() -> None:

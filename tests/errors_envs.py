@@ -118,7 +118,7 @@ CASES = [
   # The kind and its options
   (
     "--config.env.kind is 'poem', but the file 'poem' does not exist; set it to "
-    "FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld, appworld, served",
+    "FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld, appworld, recorded",
     command,
     "--config.env.kind=poem",
   ),

@@ -127,7 +127,7 @@ CASES = [
   # The configuration of ablations.
   (
     "--config.baselines.ablations must be without no-hard-bonus: "
-    "this configuration leaves that part out already; it is ('no-hard-bonus',)",
+    "this configuration leaves that part out already",
     command,
     "--config.bopo.r_hard=0.0",
     "--config.baselines.ablations=('no-hard-bonus',)",

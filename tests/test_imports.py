@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
 LAYERS = [
-  "config,episode,mesh",
+  "config,episode,flags,mesh",
   "store",
   "envs",
   "llms",

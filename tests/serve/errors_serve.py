@@ -366,13 +366,13 @@ CASES = [
     lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (
-    "--stage=serve needs a recorded run. Set --config.env.kind=recorded.",
+    "--stage=serve needs a served run. Set --config.env.kind=recorded.",
     command,
     "--stage=serve",
     "--config.serve.policy=small",
   ),
   (
-    "--stage=import needs a recorded run and a file. Set --config.env.kind=recorded and "
+    "--stage=import needs a served run and a file. Set --config.env.kind=recorded and "
     "--config.traces=FILE.",
     command,
     "--stage=import",
