@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.llms.history import History, bound_tokens, read_chat
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
 from baar_jax.rivals.families import open_router
@@ -15,7 +16,6 @@ from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.store import read_run
-from baar_serve.request import History, bound_tokens, read_history
 
 
 class RoutedModel(NamedTuple):
@@ -99,7 +99,7 @@ class Router:
       ValueError: a message has a wrong field, a remaining cap is negative, or the score
         is outside [0, 1].
     """
-    text = read_history({"messages": messages})
+    text = read_chat(messages)
     remaining_cap = Cap(left_large_calls, left_usd)
     if min(remaining_cap.calls or 0, remaining_cap.usd or 0) < 0:
       raise ValueError("left_usd or left_large_calls is negative. Pass 0 or more.")

@@ -24,14 +24,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baar_jax.config import Dollars
-from baar_jax.llms import chat_completions
+from baar_jax.llms.provider import Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import WireForm, pick_headers
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_serve.client import FORMS, Outcome
+from baar_serve.client import FORMS
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
-from baar_serve.forms import messages, responses
+from baar_serve.forms import chat_completions, messages, responses
+from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.request import (
   EXHAUSTED,
   PASSED_HEADERS,

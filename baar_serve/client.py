@@ -5,7 +5,6 @@ import codecs
 import contextlib
 import dataclasses
 import json
-import re
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, Protocol, TypeVar
@@ -14,44 +13,12 @@ import httpx2
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms import chat_completions
 from baar_jax.llms.prices import HOUR_WRITE, endpoints, prices_of
+from baar_jax.llms.provider import UNREADABLE, Outcome, backoff_s, explain, read_refusal
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_jax.llms.wire import (
-  FAILED,
-  PRESUMED,
-  WireForm,
-  backoff_s,
-  clean,
-  pick_headers,
-  read_error,
-)
-from baar_serve.forms import messages, responses
+from baar_serve.forms import chat_completions, messages, responses
+from baar_serve.forms.wire import WireForm, pick_headers
 
-# An attempt is repeated after these HTTP statuses, and after all from 500 on.
-RETRIED = (408, 409, 429)
-# An attempt that ends with one of these HTTP statuses may have been billed.
-UNKNOWN = (408, 502, 504, 524)
-UNAUTHORISED = (401, 403)
-# After one of these error codes, the same conversation would fail again. So the attempt
-# is not repeated.
-OVERFLOW = "context_length_exceeded"
-HOPELESS = (OVERFLOW, "content_filter")
-# Providers' words for a call that does not fit the model's window.
-TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too long")
-# If a provider asks to wait more seconds than this, the run ends.
-LONGEST_RETRY_AFTER_S = 300.0
-# Names of the HTTP library's exceptions that mean that no part of a request was sent.
-# So nothing was billed.
-NOT_SENT = (
-  "ConnectError",
-  "ConnectTimeout",
-  "PoolTimeout",
-  "ProxyError",
-  "LocalProtocolError",
-  "UnsupportedProtocol",
-  "ExceptionGroup",
-)
 # The wire forms, by the path of their requests.
 FORMS: dict[str, WireForm] = {
   module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
@@ -74,107 +41,6 @@ RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 LINES_AT_ONCE = 16
 # A cost above its bound by no more than this share is a rounding error of floats.
 ROUNDING = 1e-9
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """The result of one attempt at a call.
-
-  Attributes:
-    kind: REPLY after a usable reply, otherwise RETRY, PRESUMED or FAILED.
-    problem: the reason why there is no usable reply, as a clause such as "answered
-      429"; error messages put the model's name before this clause.
-    text: the text of the reply.
-    usage: tokens of an attempt of kind REPLY or RETRY.
-    fatal: whether no call to this endpoint can succeed.
-    hopeless: whether this call cannot succeed, although other calls may.
-    is_overflow: whether the call does not fit the model's window.
-    is_paused: whether the model was not asked, because it has failed all the time.
-    wait_s: seconds that the provider asks to wait before the next attempt.
-    status: the HTTP status of an error that the provider answered. For a failure
-      without an answer, 504 after a time-out, else 502.
-    message: the provider's error message, without the key.
-    type: the provider's type of the error.
-    code: the provider's code of the error.
-    headers: the provider's headers about retries.
-  """
-
-  kind: str
-  problem: str = ""
-  text: str = ""
-  usage: Usage = Usage(0, 0, 0)
-  fatal: bool = False
-  hopeless: bool = False
-  is_overflow: bool = False
-  is_paused: bool = False
-  wait_s: float = 0.0
-  status: int = 502
-  message: str = ""
-  type: str = ""
-  code: str = ""
-  headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
-
-
-def explain(failure: Exception) -> Outcome:
-  """Make the outcome of a time-out or a lost connection."""
-  cause = type(failure).__name__
-  kind = FAILED if cause in NOT_SENT else PRESUMED
-  status = 504 if isinstance(failure, TimeoutError) else 502
-  return Outcome(kind, f"gave no whole answer ({cause})", status=status)
-
-
-def read_refusal(
-  status: int, body: bytes, headers: Mapping[str, str], key: str
-) -> Outcome:
-  """Make the outcome of an answer with an HTTP status other than success.
-
-  No text in the outcome contains a part of the key.
-
-  Args:
-    status: the HTTP status.
-    body: the body of the answer.
-    headers: the answer's headers about retries.
-    key: the key for the endpoint.
-  """
-  text = body.decode(errors="replace")
-  error = read_error(text)
-  message = error.message or text
-  code = error.code
-  is_overflow = code == OVERFLOW or (
-    status < 500 and bool(TOO_LONG.search(message.lower()))
-  )
-  hopeless = is_overflow or code in HOPELESS
-  may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
-  complaint = clean(message, key)
-  # A provider that rejects a key may quote a part of the key. So the message of such an
-  # answer is not shown.
-  is_shown = status >= 400 and status not in UNAUTHORISED
-  reason = complaint
-  if status in UNAUTHORISED:
-    reason = "check the key in the variable that --config.models.key_variables names"
-  wait_s = 0.0
-  # The header Retry-After may also be a date; a date is ignored.
-  with contextlib.suppress(ValueError):
-    wait_s = max(wait_s, float(headers.get("retry-after", "")))
-  if wait_s > LONGEST_RETRY_AFTER_S:
-    may_pass = False
-    reason = f"it asks to wait {wait_s:.0f} s"
-  return Outcome(
-    kind=PRESUMED if status in UNKNOWN else FAILED,
-    problem=f"answered {status}: {reason}",
-    fatal=not may_pass and not hopeless,
-    hopeless=hopeless,
-    is_overflow=is_overflow,
-    wait_s=wait_s,
-    status=status,
-    message=complaint * is_shown,
-    type=clean(error.type, key),
-    code=clean(code, key),
-    headers=headers,
-  )
 
 
 class Whole(NamedTuple):

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
-from baar_jax.llms.ledger import State
-from baar_jax.llms.wire import FAILED, PRESUMED, WireForm, pick_headers
+from baar_jax.llms.history import bound_tokens
+from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import cap_spec
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.records import State
 from baar_serve.request import (
   PASSED_HEADERS,
   CallFields,
+  ClientHistory,
   ClientKey,
-  History,
   Refusal,
-  bound_tokens,
   find_lowest,
   read_history,
 )
@@ -191,7 +192,7 @@ class Desk:
     self,
     key: ClientKey,
     fields: CallFields,
-    history: History,
+    history: ClientHistory,
     selected: SelectedPolicy,
     purse: Purse | None,
   ) -> Conversation | None:

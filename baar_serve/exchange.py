@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Step, Task
+from baar_jax.llms.history import bound_tokens, hash_text
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
+from baar_jax.llms.provider import PRESUMED
 from baar_jax.llms.usage import Meter
-from baar_jax.llms.wire import PRESUMED, WireForm
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy, pick_affordable
 from baar_jax.rollout.specs import Decision, Job, Live
@@ -24,14 +25,8 @@ from baar_jax.store import Store
 from baar_serve.client import Whole, ask
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forms import responses
-from baar_serve.request import (
-  END,
-  CallFields,
-  Refusal,
-  SessionScore,
-  bound_tokens,
-  hash_text,
-)
+from baar_serve.forms.wire import WireForm
+from baar_serve.request import END, CallFields, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Conversation, Purse, Sessions
 

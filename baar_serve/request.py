@@ -2,19 +2,19 @@
 
 import asyncio
 import dataclasses
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.config import Dollars, Share
-from baar_jax.episode import SMALL, Step
-from baar_jax.llms.chat_completions import FORM, parse_action
-from baar_jax.llms.wire import Turn, WireForm, read_json
+from baar_jax.llms.history import History, Turn, hash_text, read_turns
+from baar_jax.llms.usage import read_json
+from baar_serve.forms.chat_completions import FORM
+from baar_serve.forms.wire import WireForm
 
 # Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
 # samples its decisions, and BoPO's next update learns from the sessions.
@@ -30,34 +30,6 @@ Id = Annotated[
   str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
 ]
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
-# Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
-# choice); the types of such parts, and the fields that hold their data or address.
-PART_TOKENS = 50_000
-PART_KINDS = (
-  "image_url",
-  "video_url",
-  "audio_url",
-  "input_audio",
-  "file",
-  "image",
-  "document",
-  "input_image",
-  "input_file",
-)
-PART_FIELDS = {
-  "image_url",
-  "video_url",
-  "audio_url",
-  "input_audio",
-  "file",
-  "file_data",
-  "file_id",
-  "file_url",
-  "source",
-}
-# Number of tokens that a chat template adds at most to each text or number of a request
-# (our choice).
-VALUE_TOKENS = 8
 # Seconds within which a request's body must arrive.
 BODY_S = 60.0
 # Headers of a client that go on to the upstream model.
@@ -102,10 +74,6 @@ CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
 REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 # The event that ends a reply, in chat completions and Messages.
 END = re.compile(rb'"(finish|stop)_reason": ?"')
-# Texts that Codex and Claude Code put before the task of the user.
-SURROUNDINGS = re.compile(
-  r"<(environment_context|system-reminder|user_instructions)>.*?</\1>", re.DOTALL
-)
 
 
 class Refusal(ValueError):
@@ -361,45 +329,21 @@ def find_lowest(*caps: float | None) -> float | None:
   return min((cap for cap in caps if cap is not None), default=None)
 
 
-class History(NamedTuple):
-  """An unfinished episode, read from the messages of a client's call.
+@dataclasses.dataclass(frozen=True)
+class ClientHistory(History):
+  """The history of a client's call, with what tells conversations apart.
 
   Attributes:
-    task: the text of the task.
-    observations: a text before each action, and one after the last action.
-    actions: a text for each reply of the assistant.
     atoms: a hash of each text and each tool call of the assistant, in order.
-    opening: a hash of the task.
-    opening_chars: the number of characters before the first action.
+    opening_chars: the number of characters up to the first reply.
   """
 
-  task: str
-  observations: list[str]
-  actions: list[str]
   atoms: list[str]
-  opening: str
   opening_chars: int
 
-  def write_steps(self, steps: Mapping[int, Step]) -> list[Step]:
-    """Return copies of steps with this history's observations and actions.
 
-    Args:
-      steps: the steps by place; steps that are missing count as steps of SMALL.
-    """
-    copies = []
-    for place, action in enumerate(self.actions):
-      step = steps.get(place) or Step("", SMALL, "")
-      text = self.observations[place]
-      copies.append(dataclasses.replace(step, observation=text, action=action))
-    return copies
-
-
-def read_history(body: Mapping, form: WireForm = FORM) -> History:
-  """Read the messages of a call as an unfinished episode (our choice).
-
-  The first user text is the task. A text "Task: ...\\n\\n..." is the task and the first
-  observation, as in the conversations of training. Each reply is an action. The texts
-  between two replies are one observation.
+def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
+  """Read the messages of a call as an unfinished episode; see `read_turns`.
 
   Args:
     body: the call's body.
@@ -417,45 +361,17 @@ def read_history(body: Mapping, form: WireForm = FORM) -> History:
     turns = form.read_turns(body)
   except ValueError as error:
     raise Refusal(400, f"Correct the field {form.history}: {error}.") from None
-  system = []
-  task = None
-  actions = []
-  results = [[]]
   atoms = []
   opening_chars = 0
+  has_reply = False
   for turn in turns:
-    if not actions:
+    if not has_reply:
       opening_chars += len(turn.text)
-    text = SURROUNDINGS.sub("", turn.text).strip()
     if turn.role == "assistant":
-      actions.append(write_action(turn))
+      has_reply = True
       atoms += hash_turn(turn)
-      results.append([])
-    elif turn.role in ("system", "developer") and not actions:
-      system.append(turn.text)
-    elif turn.role == "user" and task is None and (text or not turn.text):
-      task = text
-    elif turn.text:
-      results[-1].append(turn.text)
-  if task is None:
-    task = "\n".join(system)
-  head, blank, observation = task.partition("\n\n")
-  if blank and head.startswith("Task: "):
-    task = head.removeprefix("Task: ")
-    results[0].insert(0, observation)
-  observations = ["\n".join(texts) for texts in results]
-  return History(task, observations, actions, atoms, hash_text(task), opening_chars)
-
-
-def write_action(turn: Turn) -> str:
-  """Write the action that a reply stands for: its tool calls and its text.
-
-  If the text is a ReAct reply ("Thought: ... Action: ..."), only the part after
-  "Action:" counts.
-  """
-  calls = [f"{call.name} {call.arguments}".strip() for call in turn.calls]
-  action = parse_action(turn.text, code="```" in turn.text) or turn.text.strip()
-  return "\n".join(filter(None, [*calls, action]))
+  fields = vars(read_turns(turns))
+  return ClientHistory(**fields, atoms=atoms, opening_chars=opening_chars)
 
 
 def hash_turn(turn: Turn) -> list[str]:
@@ -473,41 +389,6 @@ def hash_turn(turn: Turn) -> list[str]:
     arguments = read_json(call.arguments) or call.arguments.strip("{} ")
     atoms.append(hash_text(json.dumps([call.name, arguments], sort_keys=True)))
   return atoms
-
-
-def hash_text(text: str) -> str:
-  """Return a short hash of a text."""
-  return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def count_bytes(text: str) -> int:
-  """Count the bytes of a text. A token has at least one byte."""
-  return len(text.encode(errors="replace"))
-
-
-def bound_tokens(value: object, count: Callable[[str], int] = count_bytes) -> int:
-  """Compute an upper bound on the prompt tokens of a JSON value.
-
-  Texts and numbers also get the tokens of a chat template, and media PART_TOKENS.
-
-  Args:
-    count: an upper bound on the tokens of a text.
-  """
-  if isinstance(value, str):
-    return count(value) + VALUE_TOKENS
-  if isinstance(value, list | tuple):
-    return sum(bound_tokens(entry, count) for entry in value)
-  if not isinstance(value, dict):
-    return 4 * VALUE_TOKENS
-  data = value.keys() & PART_FIELDS
-  if value.get("type") in PART_KINDS and data:
-    rest = [entry for name, entry in value.items() if name not in data]
-    source = value.get("source")
-    # The source of a document may be a text.
-    if isinstance(source, dict) and source.get("type") in ("text", "content"):
-      rest.append(source)
-    return PART_TOKENS + bound_tokens(rest, count)
-  return bound_tokens((*value, *value.values()), count)
 
 
 def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:

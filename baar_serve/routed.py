@@ -13,12 +13,12 @@ import prometheus_client as prometheus
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.ledger import Cache, Record
 from baar_jax.llms.prices import Billing, Read
+from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, explain
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_jax.llms.wire import PRESUMED, REPLY
 from baar_jax.rollout.specs import Decision
-from baar_serve.client import LOST, Outcome, Stream, Whole, explain
+from baar_serve.client import LOST, Stream, Whole
+from baar_serve.records import Cache, Record
 from baar_serve.request import (
   EXHAUSTED,
   RESERVED,

@@ -13,19 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.ledger import (
-  INSERT,
-  RECORD,
-  SESSIONS_SCHEMA,
-  STATE,
-  Cache,
-  Record,
-  State,
-  open_calls,
-)
-from baar_jax.llms.wire import FAILED, OPEN, PRESUMED
+from baar_jax.llms.ledger import INSERT, open_calls
+from baar_jax.llms.provider import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
+from baar_serve.records import RECORD, SESSIONS_SCHEMA, STATE, Cache, Record, State
 
 # A conversation that may continue a call has one of the call's last replies. This many
 # hashes of them are looked up, and this many conversations are compared.

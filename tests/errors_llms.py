@@ -13,9 +13,9 @@ from test_loop import HandEnv, HandPair, HandPolicy, job
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task, Usage
-from baar_jax.llms import wire
+from baar_jax.llms import provider
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.chat_completions import NoAnswer
+from baar_jax.llms.history import NoAnswer
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import Price, cost_usd
 from baar_jax.llms.usage import Meter
@@ -97,7 +97,7 @@ def state_more_dollars(tmp: Path) -> None:
 
 def read_key(tmp: Path) -> None:
   os.environ.pop("BAAR_NO_SUCH_KEY", None)
-  wire.Endpoint("small", "https://example.com/v1", "BAAR_NO_SUCH_KEY").key()
+  provider.Endpoint("small", "https://example.com/v1", "BAAR_NO_SUCH_KEY").key()
 
 
 def name_proxy(tmp: Path, url: str) -> None:

@@ -14,7 +14,7 @@ from standin import FAULTS, StandIn
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.chat_completions import NoAnswer
+from baar_jax.llms.history import NoAnswer
 from baar_jax.llms.ledger import Calls, Spent, read_spent
 from baar_jax.rollout.budget import (
   BudgetSpent,
@@ -55,7 +55,7 @@ def connect(server, tmp_path, monkeypatch):
   Their waits are recorded in `slept`, without waiting.
   """
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
+  monkeypatch.setattr("baar_jax.llms.provider.random.random", lambda: 0.5)
   configure = functools.partial(
     ModelsConfig,
     kind="chat",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baar_jax.llms.chat_completions import parse_action
+from baar_jax.llms.history import parse_action
 
 
 @pytest.mark.parametrize(

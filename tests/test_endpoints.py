@@ -8,8 +8,8 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.chat import read_reply
 from baar_jax.llms.prices import endpoints
+from baar_jax.llms.provider import clean
 from baar_jax.llms.usage import Meter
-from baar_jax.llms.wire import clean
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"

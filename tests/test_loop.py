@@ -9,7 +9,7 @@ import pytest
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
-from baar_jax.llms.chat_completions import NO_ACTION, NoAnswer
+from baar_jax.llms.history import NO_ACTION, NoAnswer
 from baar_jax.rivals.cascade import CascadePolicy
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent

@@ -17,7 +17,7 @@ import tiny
 
 from baar_jax import Router
 from baar_jax.config import Config
-from baar_jax.llms.chat_completions import extend, open_conversation, write_reply
+from baar_jax.llms.history import extend, open_conversation, write_reply
 from baar_jax.store import Store
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from baar_jax.envs.base import Env, KnowledgeErrors, Lapse, Oracle
 from baar_jax.envs.sandbox.adapter import Sandbox, SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
-from baar_jax.llms.chat_completions import open_conversation, parse_action
+from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
 from baar_jax.llms.scripted import Account, ScriptedPair
 from baar_jax.paper.rewards import difficulty

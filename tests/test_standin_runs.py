@@ -16,7 +16,7 @@ from absl import flags
 from standin import FAULTS, Lockpick, StandIn
 
 import main
-from baar_jax.llms import wire
+from baar_jax.llms import provider
 from baar_jax.llms.ledger import read_spent
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   run. At each stop the recorded dollars are at least the bill.
   """
   monkeypatch.setenv("HOSTILE_KEY", KEY)
-  monkeypatch.setattr(wire, "BACKOFF_S", 0.001)
+  monkeypatch.setattr(provider, "BACKOFF_S", 0.001)
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
   fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6)

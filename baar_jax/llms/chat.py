@@ -21,11 +21,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Cost, Reply, Reserve, Task, Usage
-from baar_jax.llms.chat_completions import FORM, Agent, Messages, NoAnswer
+from baar_jax.llms.history import Agent, Messages, NoAnswer
 from baar_jax.llms.ledger import Calls
+from baar_jax.llms.provider import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY
-from baar_serve.client import ROUNDING, UNREADABLE, Client, Outcome, ask, run_in_thread
+from baar_serve.client import ROUNDING, Client, ask, run_in_thread
+from baar_serve.forms.chat_completions import FORM
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16

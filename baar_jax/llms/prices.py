@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
-from baar_jax.llms.wire import OPENAI_URL, Endpoint
+from baar_jax.llms.provider import OPENAI_URL, Endpoint
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
 # of the price of input (Anthropic's).

@@ -1,10 +1,10 @@
 """Read the usage that answers report, in every wire form, without trusting it."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 
 from baar_jax.episode import Usage
-from baar_jax.llms.wire import read_json
 
 # Providers' service tiers that cost the list price or less. The prices of all other
 # tiers count as unknown.
@@ -169,3 +169,20 @@ def read_usage(usage: object) -> Usage:
   meter = Meter()
   meter.note({"usage": usage})
   return meter.usage()
+
+
+def read_json(
+  text: str | bytes, read_object: Callable[[list], dict] | None = None
+) -> dict | None:
+  """Read a JSON object; return None if the text is not one, or has NaN or infinities.
+
+  Args:
+    text: the JSON text.
+    read_object: makes each object from its pairs of a name and a value.
+  """
+  try:
+    fields = json.loads(text, object_pairs_hook=read_object)
+    json.dumps(fields, allow_nan=False)
+  except (ValueError, RecursionError):
+    return None
+  return fields if isinstance(fields, dict) else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
-from baar_jax.llms.chat_completions import Agent, parse_action
+from baar_jax.llms.history import Agent, parse_action
 from baar_jax.rollout.rules import Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Situation, pick_best

@@ -45,7 +45,7 @@ from baar_jax.envs.sandbox.adapter import (
 )
 from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
-from baar_jax.llms.chat_completions import extend, open_conversation
+from baar_jax.llms.history import extend, open_conversation
 from baar_jax.llms.prices import Read, open_billing
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import Episode, Reserve, Step, Task
-from baar_jax.llms.chat_completions import (
+from baar_jax.llms.history import (
   NO_ACTION,
   Agent,
   NoAnswer,

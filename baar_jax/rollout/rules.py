@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from baar_jax.envs.base import ERROR_WORDS
 from baar_jax.episode import SMALL, Reply, Step
-from baar_jax.llms.chat_completions import Agent, Messages
+from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 

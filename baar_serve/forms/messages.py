@@ -3,15 +3,15 @@
 import json
 from collections.abc import Mapping
 
-from baar_jax.llms.wire import (
-  Endpoint,
+from baar_jax.llms.history import (
   ToolCall,
   Turn,
-  WireForm,
   check_objects,
   check_text,
   read_content,
 )
+from baar_jax.llms.provider import Endpoint
+from baar_serve.forms.wire import WireForm
 
 # Anthropic's names of errors by HTTP status; see also `Messages.write_error`.
 ERRORS = {

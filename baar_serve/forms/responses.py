@@ -4,14 +4,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from baar_jax.llms.wire import (
+from baar_jax.llms.history import (
   ToolCall,
   Turn,
-  WireForm,
   check_objects,
   check_text,
   read_content,
 )
+from baar_serve.forms.wire import WireForm
 
 # Fields of a tool call's item that are no arguments. The arguments of most calls are in
 # one field, and those of built-in tools in other fields.

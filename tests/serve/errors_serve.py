@@ -17,17 +17,17 @@ from test_served import USAGE, atif, chat, load
 
 from baar_jax import Router
 from baar_jax.episode import Step
-from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.provider import FAILED, Outcome
 from baar_jax.llms.usage import read_usage
-from baar_jax.llms.wire import FAILED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 from baar_serve import __main__ as serve
 from baar_serve.app import App
-from baar_serve.client import FORMS, Outcome, ask
+from baar_serve.client import FORMS, ask
 from baar_serve.exchange import Delivery
+from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import ClientKey, SessionScore, read_body, read_history
 from baar_serve.routed import RoutedCall
 from baar_serve.upstream import ClientCall
@@ -126,7 +126,7 @@ def call_no_model(app: App) -> None:
 def score_before_the_retry(app: App) -> None:
   routed = decide(app)
   routed.call.conversation.score = 1.0
-  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+  with mock.patch("baar_jax.llms.provider.BACKOFF_S", 0.01):
     asyncio.run(ask(routed, 1))
 
 
@@ -138,7 +138,7 @@ def spend_all_before_the_retry(app: App) -> None:
     return Outcome(FAILED, "fails")
 
   routed.upstream.attempt = fail
-  with mock.patch("baar_jax.llms.wire.BACKOFF_S", 0.01):
+  with mock.patch("baar_jax.llms.provider.BACKOFF_S", 0.01):
     asyncio.run(ask(routed, 1))
 
 

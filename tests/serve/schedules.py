@@ -18,7 +18,7 @@ import httpx2
 from standin import StandIn
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
-from baar_jax.llms import wire
+from baar_jax.llms import provider
 from baar_jax.run import Run
 from baar_serve import __main__ as serve
 from baar_serve import exchange
@@ -62,7 +62,7 @@ def write_reply(path: str, reasoning: str) -> list[dict]:
 
 def serve_forever(config: Config) -> None:
   """Serve in a process of its own, whose disk is full at some of its writes."""
-  wire.BACKOFF_S = 0.01
+  provider.BACKOFF_S = 0.01
   exchange.WATCH_S = 0.1
   execute = Sessions._execute
   draw = random.Random(str(time.time()))

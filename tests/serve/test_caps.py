@@ -23,7 +23,7 @@ FORMS = {
 
 @pytest.fixture
 def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.wire.BACKOFF_S", 0.01)
+  monkeypatch.setattr("baar_jax.llms.provider.BACKOFF_S", 0.01)
   with StandIn(lambda request: WORDS).running() as server:
     yield server
 

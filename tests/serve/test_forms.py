@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from baar_jax.llms.provider import read_error
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_jax.llms.wire import read_error
 from baar_serve.client import FORMS, Stream
 from baar_serve.request import hash_turn, read_history
 

@@ -8,7 +8,7 @@ import pytest
 
 from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms import ledger as calls
-from baar_jax.llms.wire import REPLY
+from baar_jax.llms.provider import REPLY
 from baar_jax.rollout.specs import Cap
 from baar_serve.sessions import Sessions
 

@@ -8,7 +8,7 @@ import tiny
 
 from baar_jax import Router
 from baar_jax.episode import CacheRule
-from baar_jax.llms.chat_completions import extend, open_conversation, write_reply
+from baar_jax.llms.history import extend, open_conversation, write_reply
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, PolicySpec

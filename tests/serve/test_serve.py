@@ -22,15 +22,15 @@ from starlette.testclient import TestClient
 from baar_jax import Router
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
-from baar_jax.llms.chat_completions import FORM
+from baar_jax.llms.history import ToolCall, Turn
 from baar_jax.llms.ledger import read_spent
-from baar_jax.llms.wire import ToolCall, Turn
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 from baar_jax.run import Run
 from baar_serve.__main__ import build, make_protocol, open_policies
 from baar_serve.exchange import Delivery
+from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import ClientKey, hash_turn
 
 # Dollars per million tokens: input, cached input, output.
@@ -93,7 +93,7 @@ class Client:
 
 @pytest.fixture
 def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.wire.BACKOFF_S", 0.01)
+  monkeypatch.setattr("baar_jax.llms.provider.BACKOFF_S", 0.01)
   with StandIn(lambda request: REPLY).running() as server:
     yield server
 

@@ -1,0 +1,301 @@
+"""Define providers' endpoints, and read the outcomes of attempts at calls."""
+
+import base64
+import contextlib
+import dataclasses
+import html
+import ipaddress
+import os
+import random
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from baar_jax.episode import Usage
+from baar_jax.llms.usage import read_json
+
+# The kinds of outcomes of an attempt at a call, as they are stored.
+REPLY = "reply"  # a usable reply
+RETRY = "retry"  # billed, but without a usable reply
+PRESUMED = "presumed"  # perhaps billed; counts at its worst case
+FAILED = "failed"  # not billed
+# The attempt has not ended. If the process was killed meanwhile, the attempt counts at
+# its worst case.
+OPEN = "open"
+OPENAI_KEY = "OPENAI_API_KEY"
+OPENAI_URL = "https://api.openai.com/v1"
+# The key that is sent to an endpoint without keys, because the protocol requires one.
+NO_KEY = "none"
+BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+# A provider's error message is cut to this number of characters.
+LONGEST_COMPLAINT = 200
+# A message that has this number of consecutive characters of a key is not shown.
+SHARED = 6
+# An escape of JSON or of Python.
+ESCAPE = re.compile(r"\\(?:u|x)([0-9a-fA-F]{4}|[0-9a-fA-F]{2})")
+# An attempt is repeated after these HTTP statuses, and after all from 500 on.
+RETRIED = (408, 409, 429)
+# An attempt that ends with one of these HTTP statuses may have been billed.
+UNKNOWN = (408, 502, 504, 524)
+UNAUTHORISED = (401, 403)
+# After one of these error codes, the same conversation would fail again. So the attempt
+# is not repeated.
+OVERFLOW = "context_length_exceeded"
+HOPELESS = (OVERFLOW, "content_filter")
+# Providers' words for a call that does not fit the model's window.
+TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too long")
+# If a provider asks to wait more seconds than this, the run ends.
+LONGEST_RETRY_AFTER_S = 300.0
+# Names of the HTTP library's exceptions that mean that no part of a request was sent.
+# So nothing was billed.
+NOT_SENT = (
+  "ConnectError",
+  "ConnectTimeout",
+  "PoolTimeout",
+  "ProxyError",
+  "LocalProtocolError",
+  "UnsupportedProtocol",
+  "ExceptionGroup",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+  """The address of a model at its provider.
+
+  Attributes:
+    model: the model's name at this address.
+    base_url: the address, without the path of a request.
+    variable: the environment variable that has the key. "" means that no key is needed.
+      None means OPENAI_API_KEY at OpenAI's addresses, and no key elsewhere.
+    forms: the paths of the wire forms that it offers; "" is all.
+  """
+
+  model: str
+  base_url: str
+  variable: str | None
+  forms: str = ""
+
+  @property
+  def host(self) -> str:
+    """Return the host name in the address."""
+    return urlsplit(self.base_url).hostname
+
+  @property
+  def is_private(self) -> bool:
+    """Tell whether the address is on this machine or on a private network."""
+    try:
+      return ipaddress.ip_address(self.host).is_private
+    except ValueError:
+      # A host name without a dot is localhost, or a machine on the user's network.
+      return "." not in self.host
+
+  @property
+  def is_openai(self) -> bool:
+    """Tell whether the address is OpenAI's, in any region."""
+    return f".{self.host}".endswith(".api.openai.com")
+
+  def key(self) -> str:
+    """Read the endpoint's key from the environment.
+
+    Returns:
+      The key; `NO_KEY` if none is needed and none is set.
+
+    Raises:
+      ValueError: a public endpoint has no key, or the key is not printable ASCII. The
+        message does not show `variable`: a user may have put the key itself there.
+    """
+    variable = self.variable
+    if variable is None and self.is_openai:
+      variable = OPENAI_KEY
+    key = os.environ.get(variable or "", "").strip()
+    is_missing = not key and not self.is_private and variable != ""
+    if is_missing or not (key.isascii() and key.isprintable()):
+      raise ValueError(
+        f"{self.model} at {self.host} needs a key of printable ASCII characters. Set "
+        "the environment variable that --config.models.key_variables names "
+        f"({OPENAI_KEY} at OpenAI's addresses; '' for an endpoint without keys)."
+      )
+    return key or NO_KEY
+
+
+class Complaint(NamedTuple):
+  """The error in the body of a provider's HTTP error; a missing field is ""."""
+
+  message: str
+  type: str
+  code: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of one attempt at a call.
+
+  Attributes:
+    kind: REPLY after a usable reply, otherwise RETRY, PRESUMED or FAILED.
+    problem: the reason why there is no usable reply, as a clause such as "answered
+      429"; error messages put the model's name before this clause.
+    text: the text of the reply.
+    usage: tokens of an attempt of kind REPLY or RETRY.
+    fatal: whether no call to this endpoint can succeed.
+    hopeless: whether this call cannot succeed, although other calls may.
+    is_overflow: whether the call does not fit the model's window.
+    is_paused: whether the model was not asked, because it has failed all the time.
+    wait_s: seconds that the provider asks to wait before the next attempt.
+    status: the HTTP status of an error that the provider answered. For a failure
+      without an answer, 504 after a time-out, else 502.
+    message: the provider's error message, without the key.
+    type: the provider's type of the error.
+    code: the provider's code of the error.
+    headers: the provider's headers about retries.
+  """
+
+  kind: str
+  problem: str = ""
+  text: str = ""
+  usage: Usage = Usage(0, 0, 0)
+  fatal: bool = False
+  hopeless: bool = False
+  is_overflow: bool = False
+  is_paused: bool = False
+  wait_s: float = 0.0
+  status: int = 502
+  message: str = ""
+  type: str = ""
+  code: str = ""
+  headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
+
+
+def explain(failure: Exception) -> Outcome:
+  """Make the outcome of a time-out or a lost connection."""
+  cause = type(failure).__name__
+  kind = FAILED if cause in NOT_SENT else PRESUMED
+  status = 504 if isinstance(failure, TimeoutError) else 502
+  return Outcome(kind, f"gave no whole answer ({cause})", status=status)
+
+
+def read_refusal(
+  status: int, body: bytes, headers: Mapping[str, str], key: str
+) -> Outcome:
+  """Make the outcome of an answer with an HTTP status other than success.
+
+  No text in the outcome contains a part of the key.
+
+  Args:
+    status: the HTTP status.
+    body: the body of the answer.
+    headers: the answer's headers about retries.
+    key: the key for the endpoint.
+  """
+  text = body.decode(errors="replace")
+  error = read_error(text)
+  message = error.message or text
+  code = error.code
+  is_overflow = code == OVERFLOW or (
+    status < 500 and bool(TOO_LONG.search(message.lower()))
+  )
+  hopeless = is_overflow or code in HOPELESS
+  may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
+  complaint = clean(message, key)
+  # A provider that rejects a key may quote a part of the key. So the message of such an
+  # answer is not shown.
+  is_shown = status >= 400 and status not in UNAUTHORISED
+  reason = complaint
+  if status in UNAUTHORISED:
+    reason = "check the key in the variable that --config.models.key_variables names"
+  wait_s = 0.0
+  # The header Retry-After may also be a date; a date is ignored.
+  with contextlib.suppress(ValueError):
+    wait_s = max(wait_s, float(headers.get("retry-after", "")))
+  if wait_s > LONGEST_RETRY_AFTER_S:
+    may_pass = False
+    reason = f"it asks to wait {wait_s:.0f} s"
+  return Outcome(
+    kind=PRESUMED if status in UNKNOWN else FAILED,
+    problem=f"answered {status}: {reason}",
+    fatal=not may_pass and not hopeless,
+    hopeless=hopeless,
+    is_overflow=is_overflow,
+    wait_s=wait_s,
+    status=status,
+    message=complaint * is_shown,
+    type=clean(error.type, key),
+    code=clean(code, key),
+    headers=headers,
+  )
+
+
+def read_error(text: str | bytes) -> Complaint:
+  """Read the message, type and code in the body of an HTTP error, in any wire form.
+
+  A field that is missing in the body is "" in the result.
+  """
+  fields = read_json(text) or {}
+  error = fields.get("error", fields)
+  if not isinstance(error, dict):
+    error = {}
+  return Complaint(*(str(error.get(name) or "") for name in Complaint._fields))
+
+
+def backoff_s(attempt: int) -> float:
+  """Draw the seconds to wait after a failed attempt, on average more each time.
+
+  Args:
+    attempt: number of failed attempts before this one.
+  """
+  return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
+
+
+def clean(complaint: str, key: str) -> str:
+  """Shorten a provider's message to one printable line, or replace it.
+
+  If the message contains a part of the key, the result is a fixed text without any of
+  the message. The check also finds a part of the key with other punctuation, spaces or
+  case, a part in base64 or hexadecimal digits, and a part in escapes of URLs, HTML,
+  JSON or Python.
+
+  Args:
+    complaint: the provider's message.
+    key: the key for the provider's endpoint.
+  """
+  line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
+  # Control characters, and characters that change the direction of writing, could
+  # falsify the terminal's display.
+  line = "".join(filter(str.isprintable, line))
+  plain = ESCAPE.sub(
+    lambda escape: chr(int(escape[1], 16)), html.unescape(unquote(line))
+  )
+  secrets = [key, key.encode().hex()]
+  for offset in range(3):
+    coded = base64.b64encode(bytes(offset) + key.encode()).decode()
+    secrets.append(coded[2 * offset :])
+  is_leak = False
+  for text in (line, plain):
+    is_leak |= _shares(text, key)
+    for secret in secrets:
+      is_leak |= _shares(_strip(text), _strip(secret))
+  if is_leak and key != NO_KEY:
+    return "its message repeats a part of the key"
+  return line
+
+
+def _strip(text: str) -> str:
+  """Keep only the letters and digits of a text, in lower case."""
+  return re.sub(r"[\W_]", "", text).lower()
+
+
+def _shares(text: str, secret: str) -> bool:
+  """Tell whether a text contains `SHARED` consecutive characters of a secret.
+
+  If the secret has fewer characters, tell whether the text contains the whole secret.
+  """
+  for start in range(max(1, len(secret) - SHARED + 1)):
+    part = secret[start : start + SHARED]
+    if part and part in text:
+      return True
+  return False

@@ -1,0 +1,194 @@
+"""Define the protocol that all wire forms have in common."""
+
+from collections.abc import Mapping, Sequence
+
+from baar_jax.llms.history import Turn, check_objects, read_content
+from baar_jax.llms.provider import Endpoint
+
+
+class WireForm:
+  """A protocol in which clients call this program, and in which it calls models.
+
+  No form is translated to another one: a call reaches the model in the form of its
+  client. Each subclass is in a file of its own.
+
+  Attributes:
+    path: path of requests, below a base URL that ends with the version.
+    history: field of a request that has the messages.
+    opening: fields of a request that a model reads before the messages. If one of them
+      changes, the model's prompt cache no longer fits.
+    system: field of a request that has the system text; "" if it is in the messages.
+    limits: fields of a request that limit the tokens of a reply.
+    unpriced: fields of a request whose effect on the cost only the provider knows.
+    counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
+    endings: types or texts of the events that end a stream.
+    last_status: HTTP status at which clients that have repeated a refused call stop.
+  """
+
+  path: str
+  history: str
+  system = ""
+  opening: tuple[str, ...]
+  limits: tuple[str, ...]
+  unpriced: tuple[str, ...] = ()
+  counts_beside = False
+  endings: tuple[str, ...]
+  last_status = 400
+
+  def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
+    """Make the request headers that carry the key, and for OpenAI also the account.
+
+    Args:
+      endpoint: the address of the model.
+      key: the key for this address.
+
+    Returns:
+      The value of each header, by its name in lower case.
+    """
+    headers = {}
+    if endpoint.is_openai:
+      import openai
+
+      # OpenAI's client makes headers from the environment variables OPENAI_ORG_ID,
+      # OPENAI_CUSTOM_HEADERS and similar ones.
+      for name, value in openai.AsyncOpenAI(api_key=key).default_headers.items():
+        if isinstance(value, str):
+          headers[name.lower()] = value
+    headers["authorization"] = f"Bearer {key}"
+    return headers
+
+  def find_limit(self, body: Mapping) -> int:
+    """Return the caller's limit on the tokens of a reply; 0 without one."""
+    return max(body.get(name) or 0 for name in self.limits)
+
+  def limit_reply(self, request: dict, tokens: int, field: str) -> dict:
+    """Return a copy of a request that limits the tokens of the reply.
+
+    Args:
+      tokens: the limit, which replaces a higher one.
+      field: the field for a request without a limit, if this form has it.
+    """
+    names = [name for name in self.limits if request.get(name)]
+    if not names:
+      names = [field if field in self.limits else self.limits[0]]
+    limited = {**request}
+    for name in names:
+      limited[name] = min(tokens, request.get(name) or tokens)
+    return limited
+
+  def write_request(self, body: Mapping, endpoint: Endpoint) -> dict:
+    """Write a request for a model.
+
+    Args:
+      body: the caller's request; its model is replaced.
+      endpoint: the model's name and address.
+    """
+    request = {**body, "model": endpoint.model}
+    if endpoint.is_openai:
+      request.setdefault("service_tier", "default")
+    return request
+
+  def read_turns(self, body: Mapping) -> list[Turn]:
+    """Read the system text and the messages of a request.
+
+    Raises:
+      ValueError: a message has a wrong field, or there is no message.
+    """
+    turns = []
+    for entry in check_objects(body.get(self.history), self.history):
+      turns += self.read_entry(entry)
+    if not turns:
+      raise ValueError(f"{self.history} must have at least one message")
+    if body.get(self.system):
+      turns.insert(0, Turn("system", read_content(body[self.system])))
+    return turns
+
+  def read_entry(self, entry: Mapping) -> list[Turn]:
+    """Read an entry of a request's messages; reasoning has no turn.
+
+    Raises:
+      ValueError: a field has another type.
+    """
+    raise NotImplementedError
+
+  def read_reply(self, answer: Mapping) -> Turn:
+    """Read the model's reply in a whole answer.
+
+    Raises:
+      ValueError: the answer has another form.
+    """
+    raise NotImplementedError
+
+  def collect(self, answer: dict, event: Mapping) -> None:
+    """Add an event of a stream to the whole answer that `read_reply` reads."""
+    raise NotImplementedError
+
+  def is_hidden(self, event: Mapping, body: Mapping) -> bool:
+    """Tell whether the client has not asked for an event of its stream."""
+    return False
+
+  def write_answer(self, text: str, model: str) -> dict:
+    """Write a whole answer whose reply is a text and which cost nothing."""
+    raise NotImplementedError
+
+  def write_stream(self, answer: Mapping) -> list[dict | str]:
+    """Write a whole answer as the events of a stream."""
+    raise NotImplementedError
+
+  def write_error(self, error: dict, status: int) -> dict:
+    """Write the body of an error.
+
+    Args:
+      error: the error in OpenAI's form: message, type, code and further fields.
+      status: the HTTP status.
+    """
+    return {"error": error}
+
+  def write_failure(self, error: dict, status: int) -> dict:
+    """Write the event of a stream that breaks off with an error."""
+    return self.write_error(error, status)
+
+
+# Types of parts and names of fields that hold reasoning, and settings of reasoning.
+REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
+REASONING_FIELDS = (
+  "encrypted_content",
+  "extra_content",
+  "include",
+  "provider_specific_fields",
+  "reasoning",
+  "reasoning_details",
+  "reasoning_effort",
+  "thinking",
+  "thinking_blocks",
+)
+# An item of Responses that has an id is refused without its reasoning.
+ITEM_TYPES = ("message", "function_call", "custom_tool_call")
+# Fields whose contents belong to tools.
+ARGUMENTS = ("arguments", "tools")
+
+
+def drop_reasoning(value: object) -> object:
+  """Return a copy of a JSON value without reasoning, and without settings of it."""
+  if isinstance(value, list):
+    return [
+      drop_reasoning(part)
+      for part in value
+      if not (isinstance(part, dict) and part.get("type") in REASONING_TYPES)
+    ]
+  if not isinstance(value, dict):
+    return value
+  dropped = [*REASONING_FIELDS]
+  if value.get("type") in ITEM_TYPES:
+    dropped.append("id")
+  kept = {}
+  for name, part in value.items():
+    is_argument = name in ARGUMENTS or name == "input" and isinstance(part, dict)
+    if name not in dropped:
+      kept[name] = part if is_argument else drop_reasoning(part)
+  return kept
+
+
+def pick_headers(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+  """Return the headers of these names, as far as there are any."""
+  return {name: headers[name] for name in names if name in headers}
