@@ -283,7 +283,7 @@ class RoutedCall:
     """End the newest attempt, and settle its cost.
 
     Args:
-      kind: the outcome, one of the constants of llms/wire.py such as REPLY.
+      kind: the outcome, one of the constants of llms/provider.py such as REPLY.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.
     """

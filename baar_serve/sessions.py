@@ -469,8 +469,8 @@ class Sessions:
 
     Args:
       attempt: the attempt.
-      kind: the outcome, one of the constants of llms/wire.py. PRESUMED without a call
-        books the worst case.
+      kind: the outcome, one of the constants of llms/provider.py. PRESUMED without a
+        call books the worst case.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.
     """
