@@ -193,12 +193,10 @@ class RouterConfig:
   The names of the shape are those of Qwen2.
 
   Attributes:
-    weights: Pretrained weights: a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF
-      file, or "smollm2". They come with their own shape and tokenizer. With "" the
-      router has the shape of the fields below and random weights, and its tokenizer is
-      trained on the profile's texts.
-    layers: Number of layers of the pretrained weights that the router keeps, counted
-      from the first; 0 keeps all.
+    weights: Pretrained weights: a Hugging Face directory of a Qwen2 or Qwen2.5. They
+      come with their own shape and tokenizer. With "" the router has the shape of the
+      fields below and random weights, and its tokenizer is trained on the profile's
+      texts.
     dtype: Type of numbers that the router computes in. Parameters are float32.
     vocab_size: Number of tokens: 256 bytes, the models' decisions and learned tokens.
     hidden_size: Width of the hidden states.
@@ -223,7 +221,6 @@ class RouterConfig:
   """
 
   weights: str = ""
-  layers: int = not_negative(0, 1000)
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
   vocab_size: int = Field(2048, ge=258, le=10**8)
   hidden_size: int = positive(64)
@@ -340,9 +337,6 @@ class ValueConfig:
   Attributes:
     updates: Number of gradient steps of every head; 0 trains no budget-conditioned
       router.
-    inputs: What the heads read of a step: the hidden state of the frozen trunk; facts,
-      offers and words of router/inputs.py. The order plays no part. Without the hidden
-      state, decisions need no transformer.
     cost_weights: Cost weights with which the router is evaluated on dev: the units of
       score that one normalised dollar costs.
     capped_cost_weights: Cost weights with which it is evaluated under each cap.
@@ -357,9 +351,6 @@ class ValueConfig:
   """
 
   updates: int = Field(0, ge=0, lt=1_000_000)
-  inputs: tuple[Literal["hidden", "facts", "offers", "words"], ...] = Field(
-    ("facts", "offers", "words"), min_length=1
-  )
   cost_weights: tuple[CostWeight, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   capped_cost_weights: tuple[CostWeight, ...] = Field((0.0, 1.0), min_length=1)
   heads: int = positive(5, 100)

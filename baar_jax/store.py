@@ -27,10 +27,8 @@ EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
-# of a stored record or the form of a policy's key is renamed. Up to version 3,
-# exploration has the seeds of references. Files older than OLDEST are refused.
+# of a stored record or the form of a policy's key is renamed. Other files are refused.
 VERSION = 4
-OLDEST = 3
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
@@ -145,31 +143,26 @@ class Store:
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
       # A new file has no table of episodes, and the version 0.
       is_new = not list(self._db.execute("PRAGMA table_info(episodes)"))
-      fits = OLDEST <= version <= VERSION or (is_new and not version)
-      if fits and version < VERSION:
-        self._convert()
+      is_new = is_new and not version
+      if is_new:
+        self._create()
     except sqlite3.Error as error:
       raise ValueError(
         f"{path} is no episode store that SQLite can use ({error}): "
         "free disk space, restore the file from a copy, or move it away"
       ) from error
-    if not fits:
+    if not is_new and version != VERSION:
       raise ValueError(
-        f"{path} is a store of another version of this program: "
+        f"{path} was made by an older or a newer version of this program: "
         "choose another --config.name"
       )
 
-  def _convert(self) -> None:
-    """Convert a file of an older format, or a new file, to the format VERSION."""
+  def _create(self) -> None:
+    """Create the tables in a new file."""
     with self._db:
       self._db.execute("BEGIN IMMEDIATE")
       for statement in _SCHEMA:
         self._db.execute(statement)
-      self._db.execute(
-        "UPDATE episodes SET seed = seed + 3000, "
-        "episode = json_set(episode, '$.seed', seed + 3000) "
-        "WHERE policy LIKE 'exploration%'"
-      )
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
@@ -371,31 +364,6 @@ class Store:
     self._db.close()
 
 
-def convert_config(stored: dict) -> dict:
-  """Convert a configuration that an older version of this program stored.
-
-  Its value heads may have had a share of Monte-Carlo returns, which has no successor.
-  Its vanilla RL had BoPO's learning rate and epsilon. Its models had one wire form.
-
-  Args:
-    stored: the value that config.json contains.
-
-  Raises:
-    LookupError: a section or a field is missing.
-    TypeError: the value or a section is no JSON object.
-  """
-  value = dict(stored["value"])
-  value.pop("return_share", None)
-  for models in (stored["models"], stored["baselines"]["judge"]):
-    models.pop("wire", None)
-  bopo = stored["bopo"]
-  vanilla = {
-    "vanilla_learning_rate": bopo["learning_rate"],
-    "vanilla_adam_eps": bopo["adam_eps"],
-  }
-  return stored | {"value": value, "bopo": vanilla | bopo}
-
-
 def require_file(path: Path) -> Path:
   """Require a path to be a regular file, before it is opened.
 
@@ -430,12 +398,10 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_python(
-      convert_config(json.loads(path.read_bytes()))
-    )
-  except (ValueError, TypeError, LookupError, RecursionError):
+    stored = TypeAdapter(Config).validate_python(json.loads(path.read_bytes()))
+  except (ValueError, RecursionError):
     raise ValueError(
-      f"{path} cannot be read as a configuration of this version: {RESTORE}"
+      f"{path} is damaged, or was made by an older version: {RESTORE}"
     ) from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")

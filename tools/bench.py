@@ -27,7 +27,7 @@ from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.reader import Reader
 from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
-from baar_jax.router.weights import build_model, load_pretrained, weights_directory
+from baar_jax.router.weights import build_model, load_pretrained
 from baar_jax.run import Run
 
 # Shape of the measured router. A run with --config.router.weights measures its own.
@@ -127,7 +127,7 @@ def make_subject(config: RouterConfig) -> Subject:
   with tempfile.TemporaryDirectory() as name:
     directory = Path(name)
     if config.weights:
-      adopt_tokenizer(weights_directory(config.weights), directory)
+      adopt_tokenizer(Path(config.weights), directory)
       model = load_pretrained(View(config, directory))
     else:
       config = ROUTER

@@ -30,9 +30,7 @@ from baar_jax.conditioned.heads import MAX_CALLS, Heads, Nets, Scale, States
 from baar_jax.config import MAX_COST_WEIGHT, Config, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.learn import checkpoint
-from baar_jax.learn.batches import Batcher
 from baar_jax.learn.checkpoint import RouterFiles, Training
-from baar_jax.learn.trainer import ShardedRouter
 from baar_jax.mesh import exchange
 from baar_jax.paper import references as dataset
 from baar_jax.paper import rewards
@@ -87,32 +85,21 @@ def read_states(
   """Compute the states of the decisions of episodes.
 
   Args:
-    training: names the inputs, and has the frozen trunk if its hidden state is one.
+    training: has the tasks.
     vocabulary: the statistics that facts, offers and words need.
     episodes: the episodes.
   """
-  config = training.config
-  inputs = config.value.inputs
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
-  columns = []
-  if "hidden" in inputs:
-    view = training.open_trunk_view()
-    model = checkpoint.load_initial(training, view)
-    # The list of token ids is empty, because the trunk computes no logits.
-    trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)
-    hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
-    columns.append(hidden_NxD.astype(np.float32))
   features = []
   progress = []
   for episode in episodes:
     tracker = Tracker(vocabulary, tasks[episode.task_id])
     for step in episode.steps:
       tracker.see(step.observation)
-      features.append(tracker.read(inputs))
+      features.append(tracker.read())
       progress.append(tracker.progress)
       tracker.act(step)
-  columns.append(np.array(features))
-  return States(np.concatenate(columns, axis=1), np.array(progress))
+  return States(np.array(features), np.array(progress))
 
 
 def make_transitions(
@@ -179,7 +166,6 @@ def fit_values(training: Training) -> None:
 def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
   """Draw random heads, learn the vocabulary, and load the transitions to learn from."""
   config = training.config
-  settings = config.value
   episodes = dataset.load_value_episodes(training.store, config)
   tasks = {task.id: task for task in training.store.tasks("train")}
   vocabulary = learn_vocabulary(tasks, episodes)
@@ -187,9 +173,6 @@ def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
   profiles = dataset.profile_tasks(config, [*tasks], episodes)
   unit_usd = rewards.mean_large_usd(profiles.values())
   scale = measure_scale(states, episodes, unit_usd)
-  if "words" in settings.inputs:
-    lengths_N = measure_words(states.features_NxD)
-    scale = scale._replace(length_Q=np.quantile(lengths_N, QUANTILES))
   data = make_transitions(states, episodes, unit_usd)
   return _draw_heads(config, scale, jax.random.key(config.seed)), vocabulary, data
 
@@ -229,7 +212,7 @@ def measure_scale(
     np.float32(unit_usd),
     np.float32(np.mean(opening_tokens or 0)),
     np.float32(np.mean(reply_tokens or 0)),
-    np.zeros(0),
+    np.quantile(measure_words(states.features_NxD), QUANTILES),
   )
 
 
@@ -444,10 +427,8 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       *leaves, directions_HxC, text = stored.values()
     for x in (*leaves, directions_HxC):
       check_finite(x, "heads")
-    if leaves[-1].shape == ():
-      leaves.append(np.zeros(0))  # Earlier versions measured no words.
     zeros_D = np.zeros(leaves[0].shape[1] - head.TERMS)
-    scale = Scale(zeros_D, zeros_D, *np.zeros(3), leaves[-1])
+    scale = Scale(zeros_D, zeros_D, *np.zeros(3), QUANTILES)
     draw = partial(_draw_heads, files.config, scale)
     expected, structure = jax.tree.flatten(jax.eval_shape(draw, jax.random.key(0)))
     shapes = [*map(np.shape, expected), (BUCKETS, DIRECTIONS)]

@@ -35,8 +35,7 @@ class States(NamedTuple):
   """Describe decisions, without their caps and cost weights.
 
   Attributes:
-    features_NxD: float32, the inputs that `value.inputs` names, in this order: the
-      hidden state of the frozen trunk, then facts, offers and words of the step.
+    features_NxD: float32, facts, offers and words of the step, in this order.
     progress_NxP: int, the counts of `Tracker.progress`.
   """
 
@@ -53,8 +52,7 @@ class Scale(NamedTuple):
     unit_usd: US dollars of one normalised dollar.
     opening_tokens: Mean tokens of an episode's first prompt.
     reply_tokens: Mean tokens of a reply.
-    length_Q: Quantiles of the results of `measure_words` in training, ascending; empty
-      if the heads read no words.
+    length_Q: Quantiles of the results of `measure_words` in training, ascending.
   """
 
   mean_D: np.ndarray

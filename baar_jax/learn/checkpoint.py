@@ -74,12 +74,6 @@ class RouterFiles:
     models = len(self.config.models.names)
     return View(self.config.router, self.tokenizer, proposals, models)
 
-  def open_trunk_view(self) -> View:
-    """Open the view of the value heads' trunk, which does not show the budget."""
-    router = dataclasses.replace(self.config.router, show_budget=False)
-    config = dataclasses.replace(self.config, router=router)
-    return dataclasses.replace(self, config=config).open_view()
-
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
@@ -305,16 +299,14 @@ def load_initial(files: RouterFiles, view: View) -> Qwen2:
   """Load the untrained router that SFT starts from.
 
   The router has pretrained weights (`router.weights`), or the weights of the stage
-  "pretrain", or random weights. Unless it has all layers of pretrained weights, all
-  decision tokens get the same embedding row (our choice). Then all models are equally
-  probable at first, and past decisions do not predict the next decision.
+  "pretrain", or random weights. Unless its weights are pretrained, all decision tokens
+  get the same embedding row (our choice). Then all models are equally probable at
+  first, and past decisions do not predict the next decision.
   """
   config = files.config
   if config.router.weights:
-    model = weights.load_pretrained(view, files.mesh)
-    if not config.router.layers:
-      return model
-  elif config.pretrain.epochs > 0:
+    return weights.load_pretrained(view, files.mesh)
+  if config.pretrain.epochs > 0:
     model = load_router(files, "pretrain")
   else:
     model = weights.build_model(config.router, config.seed)

@@ -30,8 +30,6 @@ class ShardedRouter:
     mesh: the devices.
     params: the parameters, float32.
     low_precision: whether the computation is not in float32.
-    hidden: maps a batch to float32 or bfloat16 hidden_BxSxD, the hidden states at the
-      decisions. Every process gets the whole array.
     logits: maps a batch to float32 logits_BxSxA. Every process gets the whole array.
   """
 
@@ -60,7 +58,6 @@ class ShardedRouter:
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
-    self.hidden = self._compile(self._gather)
     self.logits = self._compile(self._forward)
 
   @property
@@ -81,15 +78,12 @@ class ShardedRouter:
     with jax.set_mesh(self.mesh):
       return compiled(self.params, split_rows(batch, self.mesh))
 
-  def _gather(self, params: nnx.State, batch: Batch) -> jax.Array:
-    """Compute the hidden states hidden_BxSxD at the decisions."""
-    hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
-    return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
-
   def _forward(self, params: nnx.State, batch: Batch) -> jax.Array:
     """Compute logits_BxSxA, only at decisions and only of the tokens asked for."""
-    hidden_BxSxD = self._gather(params, batch)
-    return nnx.merge(self._graphdef, params).logits(hidden_BxSxD, self._token_ids)
+    model = nnx.merge(self._graphdef, params)
+    hidden_RxTxD = model(batch.tokens_RxT, self._dtype)
+    hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
+    return model.logits(hidden_BxSxD, self._token_ids)
 
 
 class Trainer(ShardedRouter):

@@ -23,7 +23,6 @@ from baar_jax.learn.batches import ACTED, FAILURES, Batcher
 from baar_jax.learn.checkpoint import (
   RouterFiles,
   Training,
-  load_initial,
   load_router,
   open_finished,
 )
@@ -111,14 +110,12 @@ class Loader:
     """Read a trained router.
 
     Args:
-      family: the family of the router; CONDITIONED is the frozen trunk.
+      family: the family of the router.
       lam: the cost weight of the training; None if the family has none.
 
     Raises:
       ValueError: the training has not ended.
     """
-    if family == CONDITIONED:
-      return load_initial(self.files, self.files.open_trunk_view())
     return load_router(self.files, family, lam)
 
   def compute_stored(
@@ -233,20 +230,14 @@ def _build_conditioned(
 
   Args:
     spec: the policy.
-    loader: loads the trunk, if the heads read its hidden state.
-    pick: picks a model; see `ValueFunction.pick`.
+  values = ValueFunction(heads, settings.cost_weights, files.billing, pick)
+  return ConditionedPolicy(spec, StateReader(vocabulary), values)
   """
   files = loader.files
   settings = files.config.value
   heads, vocabulary = load_heads(files)
   values = ValueFunction(heads, settings.cost_weights, files.billing, pick)
-  trunk = None
-  if "hidden" in settings.inputs:
-    view = files.open_trunk_view()
-    model = loader.load(CONDITIONED)
-    trunk = Reader(model, view, None, loader.rows, files.mesh)
-  reader = StateReader(settings.inputs, vocabulary, trunk)
-  return ConditionedPolicy(spec, reader, values)
+  return ConditionedPolicy(spec, StateReader(vocabulary), values)
 
 
 def _build_router(

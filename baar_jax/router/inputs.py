@@ -119,13 +119,10 @@ def compare_words(length_Q: np.ndarray, features_NxD: np.ndarray) -> np.ndarray:
 
   Returns:
     Twice the share of training decisions that are at least as far out on the same side;
-    a decision like those of training is below any x with probability x. Empty if the
-    heads read no words.
+    a decision like those of training is below any x with probability x.
   """
-  count = len(length_Q)
-  if not count:
-    return np.zeros(0)
-  share_N = np.searchsorted(length_Q, measure_words(features_NxD)) / count
+  lengths_N = measure_words(features_NxD)
+  share_N = np.searchsorted(length_Q, lengths_N) / len(length_Q)
   return 2 * np.minimum(share_N, 1 - share_N)
 
 
@@ -269,22 +266,12 @@ class Tracker:
     """Return the earlier steps, the earlier LARGE calls and the task's `max_steps`."""
     return len(self.steps), self._large_calls, self.task.max_steps
 
-  def read(self, inputs: Sequence[str]) -> np.ndarray:
-    """Compute the inputs "facts", "offers" and "words" of the next decision, in order.
-
-    Args:
-      inputs: the names of the inputs; others are left out.
-    """
-    columns = [np.zeros(0, np.float32)]
-    if "facts" in inputs:
-      columns.append(self.facts)
-    if "offers" in inputs:
-      columns.append(self.offers)
-    if "words" in inputs:
-      actions = [step.action for step in self.steps[-2:]]
-      mark_H = hash_words(self.task, self.observation, actions)
-      columns.append(mark_H @ self._vocabulary.directions_HxC)
-    return np.concatenate(columns)
+  def read(self) -> np.ndarray:
+    """Compute facts, offers and words of the next decision, in this order."""
+    actions = [step.action for step in self.steps[-2:]]
+    mark_H = hash_words(self.task, self.observation, actions)
+    words_C = mark_H @ self._vocabulary.directions_HxC
+    return np.concatenate([self.facts, self.offers, words_C])
 
   @property
   def facts(self) -> np.ndarray:

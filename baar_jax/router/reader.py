@@ -16,7 +16,7 @@ from baar_jax.conditioned.heads import States
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
 from baar_jax.router.inputs import Tracker, Vocabulary
-from baar_jax.router.qwen2 import Qwen2, check_finite
+from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 
 # The router is compiled for each of these numbers of new tokens per row (NEW_TOKENS),
@@ -49,7 +49,7 @@ class Pending:
 
 
 class Reader:
-  """Compute a router's output at the end of each live episode's text.
+  """Compute a router's logits at the end of each live episode's text.
 
   Only new tokens are fed if the text begins with the tokens in the episode's row.
   Otherwise the whole text is fed again. This happens if the text has lost its oldest
@@ -60,7 +60,7 @@ class Reader:
     self,
     model: Qwen2,
     view: View,
-    token_ids: Sequence[int] | None,
+    token_ids: Sequence[int],
     rows: int,
     mesh: Mesh | None = None,
   ):
@@ -69,13 +69,13 @@ class Reader:
     Args:
       model: the router.
       view: writes the text that the router reads.
-      token_ids: the tokens whose logits are the output; None outputs the hidden state.
+      token_ids: the tokens whose logits are the output.
       rows: the largest number of episodes that are live at once.
       mesh: the mesh that holds the model's parameters; None is one device.
     """
     self._view = view
     self._usd_per_token = view.config.usd_per_million_tokens / 1e6
-    self._token_ids = None if token_ids is None else tuple(token_ids)
+    self._token_ids = tuple(token_ids)
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
@@ -91,13 +91,13 @@ class Reader:
     self._row_of: dict[Hashable, Row] = {}
 
   def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
-    """Read the new text of episodes and compute the router's output at its end.
+    """Read the new text of episodes and compute the router's logits at its end.
 
     Args:
       ready: the R episodes that wait for a decision.
 
     Returns:
-      output_RxC: float64, the logits of the token ids, or the hidden states.
+      logits_RxA: float64, the logits of the token ids.
       usd_R: the price of the tokens that were fed for each episode.
     """
     texts = [self._view.live_window(live).tokens for live in ready]
@@ -114,10 +114,10 @@ class Reader:
       # call feeds the whole text again.
       self._row_of[live.key] = Row(row.number)
     usd_R = [len(item.tokens) * self._usd_per_token for item in pending]
-    output_of = self._feed_all(pending)
+    logits_of = self._feed_all(pending)
     for live, row in zip(ready, rows):
       self._row_of[live.key] = row
-    return np.stack([output_of[row.number] for row in rows]), usd_R
+    return np.stack([logits_of[row.number] for row in rows]), usd_R
 
   def forget(self, live: Live) -> None:
     """Free the KV cache's row of an episode that ended or starts again."""
@@ -134,19 +134,19 @@ class Reader:
     """Feed all pending tokens in batches, rows with the fewest tokens first.
 
     Returns:
-      output_C at the last token of each row, by the row's index.
+      logits_A at the last token of each row, by the row's index.
     """
-    output_of = {}
+    logits_of = {}
     while pending:
       pending.sort(key=lambda item: len(item.tokens))
       batch = pending[: ROWS[-1]]
       pending = pending[ROWS[-1] :]
-      output_RxC, T = self._feed(batch)
-      for item, output_C in zip(batch, output_RxC):
-        output_of[item.row] = output_C
+      logits_RxA, T = self._feed(batch)
+      for item, logits_A in zip(batch, logits_RxA):
+        logits_of[item.row] = logits_A
         if len(item.tokens) > T:
           pending.append(Pending(item.row, item.start + T, item.tokens[T:]))
-    return output_of
+    return logits_of
 
   def _feed(self, batch: Sequence[Pending]) -> tuple[np.ndarray, int]:
     """Feed up to T tokens of each row of a batch in one compiled call.
@@ -158,7 +158,7 @@ class Reader:
       batch: pending tokens of at most ROWS[-1] rows, the row with the most tokens last.
 
     Returns:
-      output_RxC at each row's last fed token, and T.
+      logits_RxA at each row's last fed token, and T.
     """
     R = _find_bucket(ROWS, len(batch))
     T = _find_bucket(NEW_TOKENS, len(batch[-1].tokens))
@@ -173,10 +173,10 @@ class Reader:
       start_R[r] = item.start
       last_R[r] = len(chunk) - 1
     inputs = Inputs(tokens_RxT, row_R, start_R, last_R)
-    output_RxC, self._cache = _extend(
+    logits_RxA, self._cache = _extend(
       self._graphdef, self._params, self._cache, inputs, self._token_ids
     )
-    return np.asarray(output_RxC, np.float64), T
+    return np.asarray(logits_RxA, np.float64), T
 
 
 class StateReader:
@@ -186,51 +186,32 @@ class StateReader:
   changed, all of its steps are read again.
   """
 
-  def __init__(
-    self,
-    inputs: Sequence[str],
-    vocabulary: Vocabulary,
-    trunk: Reader | None,
-  ):
+  def __init__(self, vocabulary: Vocabulary) -> None:
     """Set up a reader without episodes.
 
     Args:
-      inputs: the names of the features, see `ValueConfig.inputs`.
       vocabulary: the statistics of the training tasks and episodes.
-      trunk: computes the hidden states; None if they are no input.
     """
-    self._inputs = inputs
     self._vocabulary = vocabulary
-    self._trunk = trunk
     self._trackers: dict[Hashable, Tracker] = {}
 
   def read(self, ready: Sequence[Live]) -> tuple[States, list[float]]:
     """Compute the states of the R episodes that wait for a decision.
 
     Returns:
-      The states, and the price of the tokens that the trunk has read for each episode.
+      The states, and the price of each; it is 0, because no transformer reads them.
     """
-    columns = []
-    usd_R = [0.0] * len(ready)
-    if self._trunk:
-      hidden_RxD, usd_R = self._trunk.read(ready)
-      check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
-      columns.append(hidden_RxD.astype(np.float32))
     trackers = [self._follow(live) for live in ready]
-    columns.append(np.stack([tracker.read(self._inputs) for tracker in trackers]))
+    features_RxD = np.stack([tracker.read() for tracker in trackers])
     progress_RxP = np.array([tracker.progress for tracker in trackers])
-    return States(np.concatenate(columns, axis=1), progress_RxP), usd_R
+    return States(features_RxD, progress_RxP), [0.0] * len(ready)
 
   def forget(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again."""
     self._trackers.pop(live.key, None)
-    if self._trunk:
-      self._trunk.forget(live)
 
   def compile(self) -> None:
-    """Compile the trunk for all batch shapes."""
-    if self._trunk:
-      self._trunk.compile()
+    """Do nothing, because no transformer reads the states."""
 
   def _follow(self, live: Live) -> Tracker:
     """Return the tracker of an episode, after its newest observation."""
@@ -278,19 +259,19 @@ def _extend(
   params: nnx.State,
   cache: tuple[jax.Array, jax.Array],
   inputs: Inputs,
-  ids: tuple[int, ...] | None,
+  ids: tuple[int, ...],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  """Feed new tokens to the router, and compute its output at each row's last token.
+  """Feed new tokens to the router, and compute its logits at each row's last token.
 
   Args:
     graphdef: the structure of the model.
     params: the parameters of the model.
     cache: the KV cache; its memory is reused for the result.
     inputs: the new tokens and their rows.
-    ids: the tokens whose logits are the output; None outputs the hidden state.
+    ids: the tokens whose logits are the output.
 
   Returns:
-    logits_RxA or hidden_RxD, and the updated cache.
+    logits_RxA, and the updated cache.
   """
   model = nnx.merge(graphdef, params)
   hidden_RxTxD, cache = model.extend(
@@ -298,6 +279,4 @@ def _extend(
   )
   rows = jnp.arange(len(inputs.last_R))
   hidden_RxD = hidden_RxTxD[rows, inputs.last_R]
-  if ids is None:
-    return hidden_RxD, cache
   return model.logits(hidden_RxD, np.array(ids)), cache

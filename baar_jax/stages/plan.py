@@ -47,8 +47,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   path = Path(config.runs) / config.name / "episodes.sqlite"
   # This call raises an error if the run has a configuration and its store is missing.
   read_config(path.parent)
-  # The dry run reads a copy in memory. Another process may be using the file, and a
-  # file of an older version must not be converted by a dry run.
+  # The dry run reads a copy in memory, because another process may be using the file.
   store = Store(path if path.exists() else ":memory:", in_memory=True)
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])

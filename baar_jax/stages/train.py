@@ -17,14 +17,13 @@ from baar_jax.report.texts import label_policy
 from baar_jax.rivals.families import FAMILIES, Loader, list_trained
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
-from baar_jax.router import gguf
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
-from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
+from baar_jax.router.weights import check_pretrained, save_qwen2
 from baar_jax.run import Run
 
 
 def setup(run: Run) -> None:
-  """Install the environment's engine, and get the router's pretrained weights.
+  """Install the environment's engine, and check the router's pretrained weights.
 
   Synthetic tasks are generated if they are missing. Files that exist already are kept.
 
@@ -38,10 +37,7 @@ def setup(run: Run) -> None:
 
   router = run.config.router
   if router.weights:
-    directory = gguf.set_up(router.weights)
     check_pretrained(router)
-    if directory != Path(router.weights):
-      say(f"{router.weights} is a Hugging Face directory in {directory}")
   env = run.config.env
   engine = table.load(env.kind).engine
   if engine is None:
@@ -77,8 +73,7 @@ def profile(run: Run) -> None:
   if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     models = len(config.models.names)
     if config.router.weights:
-      weights = weights_directory(config.router.weights)
-      adopt_tokenizer(weights, run.tokenizer, models)
+      adopt_tokenizer(Path(config.router.weights), run.tokenizer, models)
     else:
       texts = list_texts(tasks, train, models)
       train_tokenizer(texts, config.router.vocab_size, run.tokenizer, models)
