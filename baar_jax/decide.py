@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from baar_jax.episode import SMALL, Call, Step, Task, Usage
+from baar_jax.episode import SMALL, Call, Task, Usage
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.history import History, bound_tokens, read_chat
 from baar_jax.llms.prices import CHARS_PER_TOKEN
@@ -118,7 +118,8 @@ class Router:
       # The action of this step is filled in from the messages of the next call.
       prompt_tokens = bound_tokens([*messages, tools]) // CHARS_PER_TOKEN
       call = Call(decision.model, Usage(prompt_tokens, 0, 0), 0.0)
-      live.steps.append(Step("", decision.model, "", [call], started_s=live.started_s))
+      step = decision.make_step("", [call], started_s=live.started_s)
+      live.steps.append(step)
     model = self._models[decision.model]
     return RoutedModel(model, dict(zip(self._models, decision.p_A)))
 

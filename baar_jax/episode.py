@@ -150,8 +150,8 @@ class Step:
     observation: the observation before the action.
     model: index of the model that acted.
     action: the action, as sent to the environment; "" if the reply had none.
-    calls: all calls of the step. The calls of the model that acted come first, but in a
-      served run they come last.
+    calls: all calls of the step. The calls of the model that acted come first: failed
+      attempts, then the reply. The calls of other models follow.
     logp: log-probability of the decision, in nats; None if a budget or a rule decided.
     router_cost_usd: dollars of the router's computation, without the calls of a judge.
     router_latency_s: seconds that the episode waited for the decision.

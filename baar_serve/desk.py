@@ -23,7 +23,7 @@ from baar_serve.request import (
   find_lowest,
   read_history,
 )
-from baar_serve.sessions import Conversation, Purse, Sessions
+from baar_serve.sessions import Conversation, Purse, Sessions, read_usage
 from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
@@ -319,7 +319,7 @@ class Desk:
     for record in conversation.records:
       step = record.step
       fields = dict(model=names[step.model], cost_usd=step.spent_usd)
-      steps.append(fields | vars(step.calls[-1].usage))
+      steps.append(fields | vars(read_usage(step)))
       switch_usd += record.switch_usd
       unlike += record.known is not None and record.known < UNLIKE
     caches = {names[model]: vars(cache) for model, cache in conversation.caches.items()}

@@ -12,13 +12,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.config import Config
-from baar_jax.episode import Episode, Step, Task
+from baar_jax.episode import Episode, Task
 from baar_jax.llms.history import bound_tokens, hash_text
 from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
 from baar_jax.llms.provider import PRESUMED
 from baar_jax.llms.usage import Meter
 from baar_jax.rollout.loop import Decider
-from baar_jax.rollout.rules import Policy, pick_affordable
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.store import Store
@@ -28,7 +28,7 @@ from baar_serve.forms import responses
 from baar_serve.forms.wire import WireForm
 from baar_serve.request import END, CallFields, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
-from baar_serve.sessions import Conversation, Purse, Sessions
+from baar_serve.sessions import Conversation, Purse, Sessions, read_usage
 
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
@@ -280,7 +280,6 @@ class Exchange:
     conversation = call.conversation
     affordable = await self.budgets.find_affordable(call)
     decision = Decision(affordable.models[0])
-    model = decision.model
     if conversation:
       async with conversation.deciding:
         if len(affordable.models) > 1:
@@ -292,19 +291,12 @@ class Exchange:
         raise Refusal(
           409, "The task was scored during this call. Send the call of the next task."
         )
-      model = pick_affordable(decision.model, affordable.models)
+      decision = decision.within(affordable.models)
     metrics = self.budgets.metrics
     metrics.added_s.observe(time.monotonic() - call.start_s)
-    metrics.decisions.labels(self.names[model]).inc()
-    step = Step(
-      call.history.observations[-1] * self.config.serve.record_text,
-      model,
-      action="",
-      logp=decision.logp if model == decision.model else None,
-      router_cost_usd=decision.cost_usd,
-      router_latency_s=decision.latency_s,
-      started_s=call.call_s,
-    )
+    metrics.decisions.labels(self.names[decision.model]).inc()
+    observation = call.history.observations[-1] * self.config.serve.record_text
+    step = decision.make_step(observation, started_s=call.call_s)
     return RoutedCall(call, self.budgets, step, affordable, decision)
 
   def _make_live(self, call: ClientCall) -> Live:
@@ -343,7 +335,7 @@ class Exchange:
     """
     live = self._make_live(call)
     steps = call.conversation.steps
-    tokens = [step.calls[-1].usage.completion_tokens for step in steps]
+    tokens = [read_usage(step).completion_tokens for step in steps]
     reply_tokens = sum(tokens) / max(1, len(tokens))
     opening = [call.body.get(name) for name in call.form.opening]
     opening_chars = bound_tokens(opening) + call.history.opening_chars

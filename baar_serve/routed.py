@@ -30,7 +30,7 @@ from baar_serve.request import (
   write_event,
   write_headers,
 )
-from baar_serve.sessions import Attempt, Sessions
+from baar_serve.sessions import Attempt, Sessions, read_usage
 from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
 
 try:
@@ -487,7 +487,7 @@ class RoutedCall:
     step = conversation.records[-1].step
     if step.model == call.model:
       return 0.0
-    last = step.calls[-1].usage
+    last = read_usage(step)
     read = Read(last.prompt_tokens + last.completion_tokens, step.started_s or 0.0)
     usage = call.usage
     warm = self.budgets.billing.bill(

@@ -155,6 +155,11 @@ class Attempt:
   reservations: list[tuple[DollarBudget, object]]
 
 
+def read_usage(step: Step) -> Usage:
+  """Return the usage of a step's reply, the last call of the model that acted."""
+  return [call for call in step.calls if call.model == step.model][-1].usage
+
+
 Statement = tuple[str, tuple]
 
 
@@ -480,6 +485,7 @@ class Sessions:
     usd = 0.0
     if call is not None:
       step.calls.append(call)
+      step.calls.sort(key=lambda call: call.model != step.model)
       usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
     statements = [(update, (kind, usd, attempt.number))]

@@ -147,7 +147,6 @@ class HandCascade(HandPolicy):
   """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
 
   act = CascadePolicy.act
-  _show = CascadePolicy._show
 
 
 @pytest.fixture

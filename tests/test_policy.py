@@ -251,14 +251,15 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   )
   with pytest.raises(StopIteration) as end:
     next(policy.act(context))
-  assert end.value.value == context.step.model == model
+  move = end.value.value
+  assert move.reply == move.decision.model == model
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
   assert place == 2 and prompt.endswith("Decision:")
   assert "Task: find the plant" in prompt
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  dollars = [context.step.usd(kind) for kind in ("judge", "retry", "presumed")]
-  assert dollars == [2.0, 0.5, 0.25]
+  step = move.decision.make_step("")
+  assert [step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
 
 
 def test_the_scripted_judge_reads_the_prompt():

@@ -117,4 +117,5 @@ def test_privileged_chooses_the_largest_gain(small_loss, known_share, mu, model)
   context = StepContext(live(models=len(agents)), agents, [], budgets)
   with pytest.raises(StopIteration) as end:
     next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(context))
-  assert end.value.value == context.step.model == model
+  move = end.value.value
+  assert move.reply == move.decision.model == model

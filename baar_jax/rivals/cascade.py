@@ -11,7 +11,7 @@ import numpy as np
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.llms.history import Agent, parse_action
-from baar_jax.rollout.rules import Policy, StepContext
+from baar_jax.rollout.rules import Move, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Situation, pick_best
 from baar_jax.router.view import View
@@ -25,38 +25,44 @@ class CascadePolicy(RouterPolicy):
   model is taken without a decision.
   """
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
     """Play a step of the cascade, from SMALL's proposal to the accepted reply.
 
+    The calls of the newest rejected proposal come first.
+
     Returns:
-      The reply; None if the episode's budgets are spent.
+      The last decision, with the sums of all decisions of the step, and the reply; None
+      if the episode's budgets are spent.
     """
     proposal = None
+    total = Decision(SMALL)
     if len(context.allowed) > 1:
       small = context.agents[SMALL]
       proposal = context.ask(lambda: small.reply(context.messages, context.number))
     if proposal is None:
-      return context.take()
+      return context.take(total)
     while True:
-      self._show(context, proposal)
-      yield from context.decide()
-      reply = context.take(proposal)
-      if reply is None or reply is proposal:
-        return reply
-      context.step.calls = [*proposal.calls("proposal"), *context.step.calls]
-      if context.step.model == context.allowed[-1]:
-        return reply
-      proposal = reply
-      context.step.logp = None
-      affordable = context.affordable(context.step.model)
-      context.allowed = [model for model in affordable if model >= context.step.model]
-
-  def _show(self, context: StepContext, proposal: Reply) -> None:
-    """Add the proposed action to the text that the router reads."""
-    action = parse_action(proposal.text, context.code_actions) or ""
-    context.step.proposal = action
-    context.live.proposal = action
-    context.live.proposer = proposal.call.model
+      action = parse_action(proposal.text, context.code_actions) or ""
+      # The router reads the proposed action.
+      context.live.proposal = action
+      context.live.proposer = proposal.call.model
+      decision = yield from context.decide()
+      total = decision._replace(
+        cost_usd=total.cost_usd + decision.cost_usd,
+        latency_s=total.latency_s + decision.latency_s,
+        calls=total.calls,
+        proposal=action,
+      )
+      move = context.take(total, proposal)
+      if move is None or move.reply is proposal:
+        return move
+      calls = [*proposal.calls("proposal"), *total.calls]
+      total = move.decision._replace(calls=calls)
+      if total.model == context.allowed[-1]:
+        return Move(total, move.reply)
+      proposal = move.reply
+      affordable = context.affordable(total.model)
+      context.allowed = [model for model in affordable if model >= total.model]
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Accept or reject the proposal of each waiting episode.
@@ -121,25 +127,24 @@ class ZeroShotPolicy(Policy):
     )
     self._view = View(config, tokenizer, models=models)
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
     """Play a step with the model that the judge names.
 
     The judge is not asked if the budgets allow only one model.
-
-    Returns:
-      The reply; None if the episode's budgets are spent.
     """
     # `act` must be a generator, but this policy never waits for other episodes. This
     # statement yields nothing.
     yield from ()
+    decision = Decision(SMALL)
     if len(context.allowed) > 1:
       start_s = time.monotonic()
       answer = context.ask(lambda: self._ask_judge(context))
       if answer:
-        context.step.model = self._read(answer.text)
-        context.step.calls = answer.calls("judge")
-        context.step.router_latency_s = time.monotonic() - start_s
-    return context.take()
+        latency_s = time.monotonic() - start_s
+        model = self._read(answer.text)
+        calls = answer.calls("judge")
+        decision = Decision(model, latency_s=latency_s, calls=calls)
+    return context.take(decision)
 
   def _ask_judge(self, context: StepContext) -> Reply:
     """Ask the judge which model should act next."""

@@ -263,22 +263,22 @@ def play_episode(
   stop = ""
   while not stop:
     context = StepContext(live, agents, messages, budgets, env.code_actions)
-    reply = yield from policy.act(context)
-    if reply is None:
+    move = yield from policy.act(context)
+    if move is None:
       stop = "budget"
       break
-    action = parse_action(reply.text, env.code_actions)
+    text = move.reply.text
+    action = parse_action(text, env.code_actions)
     done = False
     observation = NO_ACTION
     if action is not None:
       observation, done = env.step(action)
-    step = context.step
-    step.action = action or ""
-    step.calls = [*reply.calls("act"), *step.calls]
-    step.score = env.score() if env.scores_steps else None
+    score = env.score() if env.scores_steps else None
+    calls = move.reply.calls("act")
+    step = move.decision.make_step(live.observation, calls, action or "", score)
     live.steps.append(step)
     live.observation = observation
-    extend(messages, reply.text, observation)
+    extend(messages, text, observation)
     if done:
       stop = "done"
     elif len(live.steps) >= task.max_steps:

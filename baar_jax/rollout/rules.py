@@ -4,9 +4,10 @@ import dataclasses
 import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 from baar_jax.envs.base import ERROR_WORDS
-from baar_jax.episode import SMALL, Reply, Step
+from baar_jax.episode import SMALL, Reply
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
@@ -31,9 +32,16 @@ class EpisodeBudgets:
     return reserve(self.dollars, self.run, usd, replayed)
 
 
+class Move(NamedTuple):
+  """A decision, and the reply of the decided model."""
+
+  decision: Decision
+  reply: Reply
+
+
 @dataclasses.dataclass
 class StepContext:
-  """One step of a live episode, while it is played.
+  """Give a policy what it needs to play one step of a live episode.
 
   Attributes:
     live: the policy's view of the episode.
@@ -41,7 +49,6 @@ class StepContext:
     messages: the conversation so far, the agents' prompt.
     budgets: the budgets of the episode's calls.
     code_actions: whether the environment's actions are code.
-    step: the record of the step, which is completed during the step.
     allowed: indices of the models whose call fits the budgets, ascending.
   """
 
@@ -52,8 +59,7 @@ class StepContext:
   code_actions: bool = False
 
   def __post_init__(self) -> None:
-    """Start the record of the step, and list the affordable models."""
-    self.step = Step(self.live.observation, SMALL, "")
+    """List the affordable models."""
     self.allowed = self.affordable()
 
   @property
@@ -83,17 +89,14 @@ class StepContext:
         models.append(model)
     return models
 
-  def decide(self) -> Generator[None, Decision, None]:
-    """Wait for the policy's decision, and record it in the step.
+  def decide(self) -> Generator[None, Decision, Decision]:
+    """Wait for the policy's decision.
 
     If the budgets allow at most one model, nobody has to decide.
     """
     if len(self.allowed) > 1:
-      decision = yield
-      self.step.model = decision.model
-      self.step.logp = decision.logp
-      self.step.router_cost_usd += decision.cost_usd
-      self.step.router_latency_s += decision.latency_s
+      return (yield)
+    return Decision(SMALL)
 
   def ask(self, call: Callable[[], Reply]) -> Reply | None:
     """Make a call that the decision needs, such as a proposal or a judge's answer.
@@ -112,32 +115,28 @@ class StepContext:
     self.allowed = self.affordable(reply.call.model)
     return reply
 
-  def take(self, proposal: Reply | None = None) -> Reply | None:
-    """Get the reply to act on, from the step's model if the budgets allow it.
+  def take(self, decision: Decision, proposal: Reply | None = None) -> Move | None:
+    """Get the reply to act on, from the decided model if the budgets allow it.
 
-    If the budgets forbid the step's model, the next cheaper model that they allow
-    replies. If they allow no cheaper model, the cheapest allowed model replies. The
-    model that replies is recorded in the step, without a `logp`, because a budget
-    decided.
+    If they forbid it, another model replies; see `Decision.within`.
 
     Args:
+      decision: the policy's decision.
       proposal: a model's reply for this step that is already paid for. If that model is
         to act, its proposal is used without a new call.
 
     Returns:
-      The reply; None if the budgets allow no model.
+      The reply, with the decision for the model that replied; None if the budgets allow
+      no model.
     """
-    decided_model = self.step.model
     while self.allowed:
-      chosen = pick_affordable(decided_model, self.allowed)
-      if chosen != self.step.model:
-        self.step.model = chosen
-        self.step.logp = None
+      decision = decision.within(self.allowed)
+      chosen = decision.model
       if proposal and chosen == proposal.call.model:
-        return proposal
+        return Move(decision, proposal)
       self.budgets.calls.reserve(chosen)
       try:
-        return self.agents[chosen].reply(self.messages, self.number)
+        return Move(decision, self.agents[chosen].reply(self.messages, self.number))
       except BudgetSpent:
         # The model brought no reply: its failed attempts cost dollars, and too few
         # dollars remain for another attempt. So the reserved LARGE call is given back.
@@ -145,20 +144,6 @@ class StepContext:
       paid_model = proposal.call.model if proposal else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
     return None
-
-
-def pick_affordable(model: int, allowed: list[int]) -> int:
-  """Pick the model to call: the decided one if its call fits the budgets.
-
-  If it does not fit, take the nearest cheaper model; if none fits, the cheapest that
-  fits.
-
-  Args:
-    model: index of the decided model.
-    allowed: the models whose call fits the budgets, ascending; at least one.
-  """
-  cheaper = (candidate for candidate in allowed if candidate <= model)
-  return max(cheaper, default=allowed[0])
 
 
 class Policy:
@@ -179,22 +164,21 @@ class Policy:
     """Make a policy from its specification."""
     self.spec = spec
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
     """Play a step up to the reply to act on.
 
     The generator yields when `choose` must decide, and receives the decision.
 
     Returns:
-      The reply; None if the episode's budgets allow no model.
+      The decision and the reply; None if the episode's budgets allow no model.
     """
-    yield from context.decide()
-    return context.take()
+    decision = yield from context.decide()
+    return context.take(decision)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose a model for each episode that waits for a decision.
 
-    A decision may name a model that a budget forbids. `StepContext.take` then replaces
-    the model.
+    A decision may name a model that a budget forbids; see `Decision.within`.
     """
     raise NotImplementedError
 
@@ -321,10 +305,11 @@ class PrivilegedPolicy(Policy):
   for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
   """
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Reply | None]:
+  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
     """Play a step with the model of the largest gain, within the budgets."""
     # This policy decides here, in the worker thread. So the generator yields nothing.
     yield from ()
+    best = SMALL
     if len(context.allowed) > 1:
       small = context.agents[SMALL].prospect(context.messages, context.number)
       best_gain = 0.0
@@ -333,6 +318,6 @@ class PrivilegedPolicy(Policy):
         gain = prospect.known_share * (small.loss - prospect.loss)
         gain -= self.spec.mu * (prospect.usd - small.usd)
         if gain > best_gain:
-          context.step.model = model
+          best = model
           best_gain = gain
-    return context.take()
+    return context.take(Decision(best))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
-from baar_jax.episode import SMALL, Step, Task
+from baar_jax.episode import SMALL, Call, Step, Task
 
 # The seeds of each purpose of episodes start at the number in this table. The
 # configuration limits the number of trials of a purpose, so the ranges of seeds do not
@@ -191,6 +191,8 @@ class Decision(NamedTuple):
     latency_s: seconds that the decision took.
     p_A: the router's probability of each model; empty if it has none.
     known: how usual the text is, in [0, 1]; see `compare_words`. None if unknown.
+    calls: the calls that the decision needed, such as that of a judge.
+    proposal: the last action that a model proposed; None if no action was proposed.
   """
 
   model: int
@@ -199,6 +201,51 @@ class Decision(NamedTuple):
   latency_s: float = 0.0
   p_A: Sequence[float] = ()
   known: float | None = None
+  calls: Sequence[Call] = ()
+  proposal: str | None = None
+
+  def within(self, allowed: Sequence[int]) -> "Decision":
+    """Replace a model that the budgets forbid.
+
+    The nearest cheaper model that they allow takes its place; if there is none, the
+    cheapest model that they allow. Then a budget decided, so there is no `logp`.
+
+    Args:
+      allowed: the models whose call fits the budgets, ascending; at least one.
+    """
+    cheaper = (model for model in allowed if model <= self.model)
+    model = max(cheaper, default=allowed[0])
+    return self if model == self.model else self._replace(model=model, logp=None)
+
+  def make_step(
+    self,
+    observation: str,
+    calls: Sequence[Call] = (),
+    action: str = "",
+    score: float | None = None,
+    started_s: float | None = None,
+  ) -> Step:
+    """Make the record of the step in which the decided model acted.
+
+    Args:
+      observation: the observation before the action.
+      calls: the calls of the model that acted.
+      action: the action, as sent to the environment.
+      score: see `Step.score`.
+      started_s: see `Step.started_s`.
+    """
+    return Step(
+      observation,
+      self.model,
+      action,
+      [*calls, *self.calls],
+      self.logp,
+      self.cost_usd,
+      self.latency_s,
+      self.proposal,
+      score,
+      started_s,
+    )
 
 
 @dataclasses.dataclass(eq=False)

@@ -10,7 +10,7 @@ from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms import ledger as calls
 from baar_jax.llms.provider import REPLY
 from baar_jax.rollout.specs import Cap
-from baar_serve.sessions import Sessions
+from baar_serve.sessions import Sessions, read_usage
 
 
 class Disk(apsw.VFS):
@@ -115,3 +115,16 @@ def test_a_power_loss_forgets_nothing_that_was_sent(
       forgotten += usd.get(number) not in possible
   assert len(losses) > 20
   assert (forgotten == 0) == is_safe
+
+
+def test_the_calls_of_the_model_that_acted_come_first(tmp_path):
+  """As in a run: LARGE acted, after one failed attempt at it and one at SMALL."""
+  sessions = Sessions(tmp_path / "a.sqlite", None)
+  purse = sessions.open_purse("", "s", Cap(usd=9.0))
+  step = Step("", 0, "")
+  for model, tokens in ((0, 1), (1, 2), (1, 3)):
+    step.model = model
+    attempt = sessions.begin(purse, None, step, 1.0)
+    sessions.end(attempt, REPLY, Call(model, Usage(9, 0, tokens), 0.25))
+  assert [call.usage.completion_tokens for call in step.calls] == [2, 3, 1]
+  assert read_usage(step) == Usage(9, 0, 3)
