@@ -15,6 +15,7 @@ import tiny
 
 from baar_jax.conditioned import fit as values
 from baar_jax.conditioned import heads as head
+from baar_jax.conditioned import policy as policies
 from baar_jax.conditioned.fit import (
   Regime,
   Transitions,
@@ -37,7 +38,6 @@ from baar_jax.llms.prices import Outlook
 from baar_jax.paper import references as dataset
 from baar_jax.rivals.families import Loader
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
-from baar_jax.router import policy as policies
 from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.run import Run
 from baar_jax.stages import train

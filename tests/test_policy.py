@@ -10,21 +10,17 @@ import pytest
 import tiny
 from tiny import call
 
+from baar_jax.conditioned.policy import ConditionedPolicy, Situation
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.llms.scripted import Account, ScriptedJudge
-from baar_jax.rivals.cascade import ZeroShotPolicy, escalate_once, stay_warm
+from baar_jax.rivals.valued import escalate_once, stay_warm
+from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
-from baar_jax.router.policy import (
-  ConditionedPolicy,
-  RouterPolicy,
-  Sample,
-  Situation,
-  Threshold,
-)
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.view import View
 
 

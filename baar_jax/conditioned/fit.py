@@ -26,7 +26,7 @@ import optax
 from pydantic import TypeAdapter
 
 from baar_jax.conditioned import heads as head
-from baar_jax.conditioned.heads import MAX_CALLS, Heads, Nets, Scale, States
+from baar_jax.conditioned.heads import MAX_CALLS, Heads, Nets, Scale
 from baar_jax.config import MAX_COST_WEIGHT, Config, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.learn import checkpoint
@@ -37,6 +37,7 @@ from baar_jax.paper import rewards
 from baar_jax.router.inputs import (
   BUCKETS,
   DIRECTIONS,
+  States,
   Tracker,
   Vocabulary,
   learn_vocabulary,

@@ -31,18 +31,6 @@ ADVANTAGE_UNIT = 0.3
 Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
-class States(NamedTuple):
-  """Describe decisions, without their caps and cost weights.
-
-  Attributes:
-    features_NxD: float32, facts, offers and words of the step, in this order.
-    progress_NxP: int, the counts of `Tracker.progress`.
-  """
-
-  features_NxD: np.ndarray
-  progress_NxP: np.ndarray
-
-
 class Scale(NamedTuple):
   """Statistics of the training episodes, for features, dollars and forecasts.
 

@@ -11,6 +11,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from baar_jax.conditioned.fit import fit_values, load_heads
+from baar_jax.conditioned.policy import (
+  ConditionedPolicy,
+  Situation,
+  ValueFunction,
+  pick_best,
+)
 from baar_jax.config import (
   VANILLA_BATCHES,
   ZERO_SHOT,
@@ -32,24 +38,17 @@ from baar_jax.paper import losses
 from baar_jax.paper.bopo import fit_rollouts, train_rollouts, train_vanilla
 from baar_jax.paper.references import load_threshold_episodes
 from baar_jax.paper.sft import fit_rival, fit_sft, learn_scorer, learn_winners
-from baar_jax.rivals import cascade as rivals
-from baar_jax.rivals import listing
+from baar_jax.rivals import listing, valued
+from baar_jax.rivals.cascade import CascadePolicy
 from baar_jax.rivals.listing import Tasks
 from baar_jax.rivals.optimum import FREE, Exact
+from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout import jobs, rules
 from baar_jax.rollout.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
 from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
-from baar_jax.router.policy import (
-  ConditionedPolicy,
-  RouterPolicy,
-  Sample,
-  Situation,
-  Threshold,
-  ValueFunction,
-  pick_best,
-)
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.reader import Reader, StateReader
 from baar_jax.store import Store
@@ -218,7 +217,7 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
   config = files.config
   judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
-  return rivals.ZeroShotPolicy(spec, judge, config.router, files.tokenizer, models)
+  return ZeroShotPolicy(spec, judge, config.router, files.tokenizer, models)
 
 
 def _build_conditioned(
@@ -230,8 +229,8 @@ def _build_conditioned(
 
   Args:
     spec: the policy.
-  values = ValueFunction(heads, settings.cost_weights, files.billing, pick)
-  return ConditionedPolicy(spec, StateReader(vocabulary), values)
+    loader: gives the value heads.
+    pick: picks a model; see `ValueFunction.pick`.
   """
   files = loader.files
   settings = files.config.value
@@ -256,7 +255,7 @@ def _build_router(
     model = loader.load(SFT)
   else:
     model = loader.load(spec.family, spec.lam)
-  view = files.open_view(proposals=policy is rivals.CascadePolicy)
+  view = files.open_view(proposals=policy is CascadePolicy)
   rule = _make_rule(spec, loader, view.proposals)
   reader = Reader(model, view, view.logit_ids, loader.rows, files.mesh)
   return policy(spec, reader, rule)
@@ -367,13 +366,13 @@ FAMILIES = {
   "cache-sticky": Family(
     "cache-sticky rule",
     listing.list_valued,
-    build=functools.partial(_build_conditioned, pick=rivals.stay_warm),
+    build=functools.partial(_build_conditioned, pick=valued.stay_warm),
     is_rival=True,
   ),
   "one-escalation": Family(
     "one escalation",
     listing.list_valued,
-    build=functools.partial(_build_conditioned, pick=rivals.escalate_once),
+    build=functools.partial(_build_conditioned, pick=valued.escalate_once),
     is_rival=True,
   ),
   "stage-rule": Family(
@@ -400,7 +399,7 @@ FAMILIES = {
   "cascade": Family(
     "cascade",
     listing.list_classifier,
-    build=functools.partial(_build_router, policy=rivals.CascadePolicy),
+    build=functools.partial(_build_router, policy=CascadePolicy),
     stage="baselines",
     train=functools.partial(fit_rival, "cascade", learn_scorer),
     is_rival=True,

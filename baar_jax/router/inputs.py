@@ -53,6 +53,18 @@ class Vocabulary(NamedTuple):
   rarities: dict[str, float]
 
 
+class States(NamedTuple):
+  """Describe decisions, without their caps and cost weights.
+
+  Attributes:
+    features_NxD: float32, facts, offers and words of the step, in this order.
+    progress_NxP: int, the counts of `Tracker.progress`.
+  """
+
+  features_NxD: np.ndarray
+  progress_NxP: np.ndarray
+
+
 @functools.lru_cache(1 << 10)
 def find_words(text: str) -> frozenset[str]:
   """Return the words of a text: three or more letters, in lower case."""

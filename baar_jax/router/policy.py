@@ -1,26 +1,16 @@
-"""Turn a router's probabilities or values into decisions."""
+"""Turn a router's probabilities into decisions."""
 
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from baar_jax.conditioned.heads import (
-  Heads,
-  States,
-  count_calls_left,
-  describe,
-  estimate,
-)
-from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.inputs import compare_words
+from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.qwen2 import softmax
-from baar_jax.router.reader import Reader, StateReader
+from baar_jax.router.reader import Reader
 
 TINY = 1e-12  # added to probabilities to keep their logarithms finite
 ARGMAX = 0.5  # the threshold of p(LARGE) that picks the most probable model
@@ -114,7 +104,7 @@ class RouterPolicy(Policy):
   def __init__(
     self,
     spec: PolicySpec,
-    reader: Reader | StateReader,
+    reader: Reader,
     rule: Sample | Threshold,
   ):
     """Make a policy that decides by what a reader computes.
@@ -135,12 +125,11 @@ class RouterPolicy(Policy):
     for the batch.
     """
     start_s = time.monotonic()
-    output, usd_R = self.reader.read(ready)
-    p_RxA = self._predict(output, ready)
-    known_R = self._compare(output).tolist() or [None] * len(ready)
+    logits_RxA, usd_R = self.reader.read(ready)
+    p_RxA = softmax(logits_RxA, self.spec.key)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for live, p_A, usd, known in zip(ready, p_RxA, usd_R, known_R):
+    for live, p_A, usd in zip(ready, p_RxA, usd_R):
       model = self._rule.pick(p_A, live)
       decision = Decision(
         model,
@@ -149,7 +138,6 @@ class RouterPolicy(Policy):
         cost_usd=usd,
         latency_s=latency_s,
         p_A=tuple(map(float, p_A)),
-        known=known,
       )
       decisions.append(decision)
     return decisions
@@ -161,111 +149,3 @@ class RouterPolicy(Policy):
   def compile(self) -> None:
     """Compile the router for all batch shapes before the first decision."""
     self.reader.compile()
-
-  def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA, the probability of each model, from the router's logits."""
-    return softmax(logits_RxA, self.spec.key)
-
-  def _compare(self, output: np.ndarray) -> np.ndarray:
-    """Compute known_R, how usual the texts are; empty if that is not known."""
-    return np.zeros(0)
-
-
-class Situation(NamedTuple):
-  """A decision to make, as the value heads and the rule that picks a model read it.
-
-  Attributes:
-    terms_T: the result of `describe`.
-    switch_A: the value of the dollars by which each model's next call exceeds a call
-      with a warm prompt. With the cost weight w, a normalised dollar is worth
-      w / (1 + w), so the unit is that of the advantages.
-    models: the models that have acted, in order.
-  """
-
-  terms_T: np.ndarray
-  switch_A: np.ndarray
-  models: list[int]
-
-
-def pick_best(advantage_A: np.ndarray, situation: Situation) -> int:
-  """Pick the model with the largest Q value."""
-  return int(advantage_A.argmax())
-
-
-class ValueFunction(NamedTuple):
-  """Bundle the value heads with all that a decision by them needs.
-
-  Attributes:
-    heads: the trained value heads.
-    cost_weights: the cost weights that an episode may name.
-    billing: the prices and prompt caches of the models.
-    pick: a function of the models' advantages and the situation; returns the index of
-      the model to act.
-  """
-
-  heads: Heads
-  cost_weights: Sequence[float]
-  billing: Billing
-  pick: Callable[[np.ndarray, Situation], int] = pick_best
-
-
-class ConditionedPolicy(RouterPolicy):
-  """Decide by the value heads, given the remaining cap and the cost weight.
-
-  This is the budget-conditioned router. By default the model with the largest Q value
-  acts.
-
-  Attributes:
-    cost_weights: The cost weights that an episode may name. If an episode names none,
-      the policy's cost weight counts. If the policy has none, the least of these
-      counts.
-  """
-
-  def __init__(
-    self,
-    spec: PolicySpec,
-    reader: StateReader,
-    values: ValueFunction,
-  ):
-    """Make a policy that decides by value heads.
-
-    Args:
-      spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
-        until the cap is spent.
-      reader: computes the states that the heads read.
-      values: the value heads, and how they decide.
-    """
-    super().__init__(spec, reader, Threshold())
-    self._values = values
-    self.cost_weights = values.cost_weights
-
-  def _predict(self, states: States, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA: 1 for the model that `ValueFunction.pick` names, else 0."""
-    situations_R = list(map(self._describe, ready, states.progress_NxP))
-    terms_RxT = np.stack([situation.terms_T for situation in situations_R])
-    heads = self._values.heads
-    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
-    model_R = list(map(self._values.pick, advantage_RxA, situations_R))
-    return np.eye(advantage_RxA.shape[1])[model_R]
-
-  def _compare(self, states: States) -> np.ndarray:
-    """Compute known_R, how usual the words of the states are."""
-    return compare_words(self._values.heads.scale.length_Q, states.features_NxD)
-
-  def _describe(self, live: Live, progress_P: np.ndarray) -> Situation:
-    """Compute the heads' terms and the rule's inputs of an episode's next decision."""
-    values = self._values
-    scale = values.heads.scale
-    steps = live.history
-    outlooks = values.billing.forecast_calls(
-      steps, scale.opening_tokens, scale.reply_tokens
-    )
-    left = live.remaining_cap if self.spec.cap_conditioned else Cap()
-    weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
-    weight = next(weight for weight in weights if weight is not None)
-    calls_left = np.float64(count_calls_left(left, outlooks[-1]))
-    score_weight = 1 / (1 + np.float64(weight))
-    terms_T = describe(calls_left, score_weight, progress_P)
-    usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
-    switch_A = (1 - score_weight) * usd_A / float(scale.unit_usd)
-    return Situation(terms_T, switch_A, [step.model for step in live.steps])

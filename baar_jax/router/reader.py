@@ -12,10 +12,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from baar_jax.conditioned.heads import States
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
-from baar_jax.router.inputs import Tracker, Vocabulary
+from baar_jax.router.inputs import States, Tracker, Vocabulary
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 
@@ -195,23 +194,16 @@ class StateReader:
     self._vocabulary = vocabulary
     self._trackers: dict[Hashable, Tracker] = {}
 
-  def read(self, ready: Sequence[Live]) -> tuple[States, list[float]]:
-    """Compute the states of the R episodes that wait for a decision.
-
-    Returns:
-      The states, and the price of each; it is 0, because no transformer reads them.
-    """
+  def read(self, ready: Sequence[Live]) -> States:
+    """Compute the states of the R episodes that wait for a decision."""
     trackers = [self._follow(live) for live in ready]
     features_RxD = np.stack([tracker.read() for tracker in trackers])
     progress_RxP = np.array([tracker.progress for tracker in trackers])
-    return States(features_RxD, progress_RxP), [0.0] * len(ready)
+    return States(features_RxD, progress_RxP)
 
   def forget(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again."""
     self._trackers.pop(live.key, None)
-
-  def compile(self) -> None:
-    """Do nothing, because no transformer reads the states."""
 
   def _follow(self, live: Live) -> Tracker:
     """Return the tracker of an episode, after its newest observation."""

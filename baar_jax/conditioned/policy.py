@@ -1,0 +1,126 @@
+"""Decide by the value heads: one router for all caps (our choice)."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baar_jax.conditioned.heads import Heads, count_calls_left, describe, estimate
+from baar_jax.llms.prices import Billing
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
+from baar_jax.router.inputs import compare_words
+from baar_jax.router.reader import StateReader
+
+
+class Situation(NamedTuple):
+  """A decision to make, as the value heads and the rule that picks a model read it.
+
+  Attributes:
+    terms_T: the result of `describe`.
+    switch_A: the value of the dollars by which each model's next call exceeds a call
+      with a warm prompt. With the cost weight w, a normalised dollar is worth
+      w / (1 + w), so the unit is that of the advantages.
+    models: the models that have acted, in order.
+  """
+
+  terms_T: np.ndarray
+  switch_A: np.ndarray
+  models: list[int]
+
+
+def pick_best(advantage_A: np.ndarray, situation: Situation) -> int:
+  """Pick the model with the largest Q value."""
+  return int(advantage_A.argmax())
+
+
+class ValueFunction(NamedTuple):
+  """Bundle the value heads with all that a decision by them needs.
+
+  Attributes:
+    heads: the trained value heads.
+    cost_weights: the cost weights that an episode may name.
+    billing: the prices and prompt caches of the models.
+    pick: a function of the models' advantages and the situation; returns the index of
+      the model to act.
+  """
+
+  heads: Heads
+  cost_weights: Sequence[float]
+  billing: Billing
+  pick: Callable[[np.ndarray, Situation], int] = pick_best
+
+
+class ConditionedPolicy(Policy):
+  """Decide by the value heads, given the remaining cap and the cost weight.
+
+  This is the budget-conditioned router. By default the model with the largest Q value
+  acts.
+
+  Attributes:
+    cost_weights: The cost weights that an episode may name. If an episode names none,
+      the policy's cost weight counts. If the policy has none, the least of these
+      counts.
+  """
+
+  def __init__(self, spec: PolicySpec, reader: StateReader, values: ValueFunction):
+    """Make a policy that decides by value heads.
+
+    Args:
+      spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
+        until the cap is spent.
+      reader: computes the states that the heads read.
+      values: the value heads, and how they decide.
+    """
+    super().__init__(spec)
+    self._reader = reader
+    self._values = values
+    self.cost_weights = values.cost_weights
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Decide for all episodes that wait for a decision.
+
+    The decided model has probability 1. Each decision's latency is the time of the
+    whole batch.
+    """
+    start_s = time.monotonic()
+    heads = self._values.heads
+    states = self._reader.read(ready)
+    situations_R = list(map(self._describe, ready, states.progress_NxP))
+    terms_RxT = np.stack([situation.terms_T for situation in situations_R])
+    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
+    known_R = compare_words(heads.scale.length_Q, states.features_NxD)
+    latency_s = time.monotonic() - start_s
+    decisions = []
+    for advantage_A, situation, known in zip(advantage_RxA, situations_R, known_R):
+      model = self._values.pick(advantage_A, situation)
+      p_A = [0.0] * len(advantage_A)
+      p_A[model] = 1.0
+      decision = Decision(
+        model, logp=0.0, latency_s=latency_s, p_A=p_A, known=float(known)
+      )
+      decisions.append(decision)
+    return decisions
+
+  def finish(self, live: Live) -> None:
+    """Free what the reader keeps of an episode that ended or starts again."""
+    self._reader.forget(live)
+
+  def _describe(self, live: Live, progress_P: np.ndarray) -> Situation:
+    """Compute the heads' terms and the rule's inputs of an episode's next decision."""
+    values = self._values
+    scale = values.heads.scale
+    steps = live.history
+    outlooks = values.billing.forecast_calls(
+      steps, scale.opening_tokens, scale.reply_tokens
+    )
+    left = live.remaining_cap if self.spec.cap_conditioned else Cap()
+    weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
+    weight = next(weight for weight in weights if weight is not None)
+    calls_left = np.float64(count_calls_left(left, outlooks[-1]))
+    score_weight = 1 / (1 + np.float64(weight))
+    terms_T = describe(calls_left, score_weight, progress_P)
+    usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
+    switch_A = (1 - score_weight) * usd_A / float(scale.unit_usd)
+    return Situation(terms_T, switch_A, [step.model for step in live.steps])

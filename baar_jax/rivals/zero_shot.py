@@ -1,0 +1,106 @@
+"""Ask a judge, a language model, which model acts: the zero-shot router."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from baar_jax.config import RouterConfig
+from baar_jax.episode import SMALL, Reply, Reserve, Task
+from baar_jax.llms.history import Agent
+from baar_jax.rollout.rules import Move, Policy, StepContext
+from baar_jax.rollout.specs import Decision, Live, PolicySpec
+from baar_jax.router.view import View
+
+# The limits of the judge's prompt, in tokens of the router's tokenizer. The judge reads
+# longer prompts than a small router does (our choice).
+MAX_TOKENS = 4096
+DESCRIPTION_TOKENS = 256
+ACTION_TOKENS = 32
+RESULT_TOKENS = 64
+
+
+class ZeroShotPolicy(Policy):
+  """Ask a judge (a language model) which model acts at each step.
+
+  SMALL acts if the judge's answer names no model, or several.
+  """
+
+  def __init__(
+    self,
+    spec: PolicySpec,
+    judge: Callable[[Task, int, Reserve], Agent],
+    config: RouterConfig,
+    tokenizer: Path,
+    models: int = 2,
+  ):
+    """Prepare the paper's prompt, which states the remaining budget.
+
+    The configured view and its token limits are ignored.
+
+    Args:
+      spec: the policy's parameters.
+      judge: makes the judge of an episode from its task, its seed and a
+        function that reserves dollars.
+      config: the router's settings.
+      tokenizer: directory of a `tokenizer.json`.
+      models: number of models.
+    """
+    super().__init__(spec)
+    self._judge = judge
+    # The judge of each live episode: its prompt cache lasts as long as the episode.
+    self._judges: dict[Live, Agent] = {}
+    config = dataclasses.replace(
+      config,
+      view="paper",
+      show_budget=True,
+      max_tokens=MAX_TOKENS,
+      description_tokens=DESCRIPTION_TOKENS,
+      action_tokens=ACTION_TOKENS,
+      result_tokens=RESULT_TOKENS,
+    )
+    self._view = View(config, tokenizer, models=models)
+
+  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+    """Play a step with the model that the judge names.
+
+    The judge is not asked if the budgets allow only one model.
+    """
+    # `act` must be a generator, but this policy never waits for other episodes. This
+    # statement yields nothing.
+    yield from ()
+    decision = Decision(SMALL)
+    if len(context.allowed) > 1:
+      start_s = time.monotonic()
+      answer = context.ask(lambda: self._ask_judge(context))
+      if answer:
+        latency_s = time.monotonic() - start_s
+        model = self._read(answer.text)
+        calls = answer.calls("judge")
+        decision = Decision(model, latency_s=latency_s, calls=calls)
+    return context.take(decision)
+
+  def _ask_judge(self, context: StepContext) -> Reply:
+    """Ask the judge which model should act next."""
+    live = context.live
+    tokens = self._view.live_window(live).tokens
+    message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
+    if live not in self._judges:
+      judge = self._judge(live.task, live.job.seed, context.budgets.reserve)
+      self._judges[live] = judge
+    return self._judges[live].reply([message], context.number)
+
+  def finish(self, live: Live) -> None:
+    """Forget the judge of an episode that ended or starts again."""
+    self._judges.pop(live, None)
+
+  def _read(self, answer: str) -> int:
+    """Return the model that the judge's answer names.
+
+    Returns:
+      The model's index; SMALL if the answer names no model, or several.
+    """
+    words = self._view.words
+    named = set(re.findall(rf"\b({'|'.join(words)})\b", answer))
+    return words.index(named.pop()) if len(named) == 1 else SMALL
