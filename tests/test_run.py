@@ -92,7 +92,7 @@ TEXTS = [
   "[" * 100_000,
 ]
 CHANGES = [{"models": {"field_of_another_version": 1}}, {"env": {"options": 3}}]
-CHANGES += [{"env": 3}, {"bopo": 3}, {"bopo": {}}, {"distributed": {"processes": None}}]
+CHANGES += [{"env": 3}, {"bopo": 3}, {"distributed": {"processes": None}}]
 
 
 def test_a_run_with_an_empty_store_is_refused(config):
