@@ -6,6 +6,7 @@ An invalid configuration ends the program with one line of error, before any fil
 run is opened.
 """
 
+import argparse
 import contextlib
 import os
 import runpy
@@ -43,10 +44,10 @@ from baar_jax.rivals import families
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import evaluate, plan, train
+from baar_jax.store import read_config
 from baar_serve import __main__ as serve
 from baar_serve import traces as import_traces
 from configs import quickstart
-from tools import bench
 
 STAGES = {
   "setup": train.setup,
@@ -61,7 +62,6 @@ STAGES = {
 EXTRA = {
   "import": import_traces.main,
   "export": train.export,
-  "bench": bench.main,
   "serve": serve.main,
 }
 
@@ -127,10 +127,34 @@ def parse(
   stages = ["all", *STAGES, *EXTRA]
   stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
   try:
-    config = read_flags(argv, quickstart.get_config(), values, load_config)
+    config = read_flags(argv, find_usual(argv), values, load_config)
   except ValueError as error:
     sys.exit(fail(error))
   return config, stage.value
+
+
+def find_usual(argv: list[str]) -> Config:
+  """Return the configuration that the flags of a command line change.
+
+  Without --config, it is the stored one of the run that --config.name names, if there
+  is such a run; else that of the default run.
+
+  Args:
+    argv: the command line, the program's name first.
+
+  Raises:
+    ValueError: the run's configuration cannot be read.
+  """
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  for name in ("config", "config.name", "config.runs"):
+    parser.add_argument(f"--{name}", f"-{name}", nargs="?")
+  given = vars(parser.parse_known_args(argv[1:])[0])
+  usual = quickstart.get_config()
+  if given["config.name"] and not given["config"]:
+    directory = Path(given["config.runs"] or usual.runs, given["config.name"])
+    if (directory / "config.json").is_file():
+      return read_config(directory)
+  return usual
 
 
 def load_config(name: str) -> Config:

@@ -1,11 +1,15 @@
 """Check that a wrong command line ends with one line of advice and exit code 2."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import tiny
 from absl import flags
 
 import main
+from baar_jax.run import Run
+from configs import quickstart
 
 ROOT = Path(__file__).parents[1]
 # Arguments, and texts that the error must contain.
@@ -68,3 +72,24 @@ def test_a_mistake_is_one_line(
   assert all(words in err for words in expected.split(" ... "))
   assert "sk-secret" not in err
   assert (code, out) == (2, "")
+
+
+def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
+  """Flags change the stored configuration. --config takes that of a file."""
+
+  def read(*arguments):
+    argv = ["main.py", *arguments, f"--config.runs={tmp_path}"]
+    return main.parse(argv, flags.FlagValues())[0]
+
+  tiny_run = tiny.config(tmp_path, "mine", train_tasks=7)
+  Run(tiny_run).close()
+  assert read("--config.name", "mine", "--config.seed=3") == dataclasses.replace(
+    tiny_run, seed=3
+  )
+  usual = quickstart.get_config()
+  for arguments in (
+    ["--config=quickstart.py", "--config.name=mine"],
+    ["--config.name=other"],
+    [],
+  ):
+    assert read(*arguments).env == usual.env

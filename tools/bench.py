@@ -1,8 +1,14 @@
-"""Measure the speed of the router and its training."""
+"""Measure the speed of the router and its training.
+
+    python -m tools.bench --config=configs/sciworld.py
+
+The flags are those of main.py. No run is opened, and no model is called. If
+--config.router.weights is "", a router of the size ROUTER with random weights is
+measured.
+"""
 
 import copy
 import dataclasses
-import json
 import math
 import os
 import random
@@ -15,7 +21,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from absl import app
 
+import main
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.learn.batches import SAMPLED, Batcher
@@ -28,7 +36,6 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.reader import Reader
 from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import build_model, load_pretrained
-from baar_jax.run import Run
 
 # Shape of the measured router. A run with --config.router.weights measures its own.
 ROUTER = RouterConfig(
@@ -90,21 +97,25 @@ class Subject(NamedTuple):
   episodes: list[Episode]
 
 
-def main(run: Run) -> None:
-  """Measure all speeds, print them and write report/bench.json.
+def show(command: tuple[Config, str]) -> None:
+  """Print all speeds of the router of a command line.
 
-  The run's stored episodes and results stay unchanged, and no model is called.
+  Args:
+    command: the configuration and an unused stage, as `main.parse` returns them.
   """
+  config, _ = command
+  main.validate(config)
   kind = jax.devices()[0].device_kind
-  run.print(f"{kind}, {os.cpu_count()} cores, jax {jax.__version__}")
-  subject = make_subject(run.config.router)
+  print(f"{kind}, {os.cpu_count()} cores, jax {jax.__version__}")
+  for name, value in measure(config).items():
+    print(f"{name:24}{value:>12,.4g}")
+
+
+def measure(config: Config) -> dict[str, float]:
+  """Measure all speeds of a configuration's router, by the figures' names."""
+  subject = make_subject(config.router)
   figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
-  figures |= train(subject, run.config)
-  for name, value in figures.items():
-    run.print(f"{name:24}{value:>12,.4g}")
-  path = run.dir / "report" / "bench.json"
-  path.parent.mkdir(exist_ok=True)
-  path.write_text(json.dumps(figures, indent=2))
+  return figures | train(subject, config)
 
 
 def make_subject(config: RouterConfig) -> Subject:
@@ -207,3 +218,7 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   rated = [*map(RatedEpisode, episodes, advantages)]
   bopo_s = measure_s(partial(update_policy, learner, rated, changed.seed))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
+
+
+if __name__ == "__main__":
+  app.run(show, flags_parser=main.parse)
