@@ -5,17 +5,16 @@ import codecs
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import httpx2
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Usage
-from baar_jax.llms.prices import HOUR_WRITE, endpoints, prices_of
+from baar_jax.llms.http import open_http
+from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, endpoints, prices_of
 from baar_jax.llms.provider import UNREADABLE, Outcome, backoff_s, explain, read_refusal
-from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.usage import Meter
 from baar_serve.forms import chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers
 
@@ -23,24 +22,15 @@ from baar_serve.forms.wire import WireForm, pick_headers
 FORMS: dict[str, WireForm] = {
   module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
 }
-# Seconds to connect to one of a host's addresses and to agree on encryption.
-CONNECT_S = 10.0
-# The reading of an answer stops with an error after this number of bytes.
-MAX_BYTES = 16 * 2**20
 # The exceptions of an attempt whose connection failed or timed out. A time-out is an
 # OSError. If a proxy has an impossible port, connecting raises an ExceptionGroup.
 LOST = (OSError, ExceptionGroup, httpx2.RequestError)
-# An upper bound on a provider's costliest service tier, as a multiple of its list price
-# (our choice).
-COSTLIEST_TIER = 2.5
 # Service tiers of a request that an answer cannot exceed in price.
 PINNED = ("default", "flex", "standard", "standard_only")
 # Headers of a provider's error that go on to the client.
 RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 # Most lines of a stream that are read at once.
 LINES_AT_ONCE = 16
-# A cost above its bound by no more than this share is a rounding error of floats.
-ROUNDING = 1e-9
 
 
 class Whole(NamedTuple):
@@ -59,8 +49,6 @@ class Whole(NamedTuple):
 class Stream:
   """An answer of a provider, whose body is read while it arrives.
 
-  A compressed body is not unpacked.
-
   Attributes:
     response: the open response.
     until_s: the deadline, in seconds of the event loop's clock.
@@ -73,19 +61,16 @@ class Stream:
     """Read the body in blocks of bytes.
 
     Raises:
-      LOST: the body breaks off, has more than `MAX_BYTES`, or is late (an exception of
-        the tuple LOST).
+      LOST: the body breaks off, is too long, or is late (an exception of the tuple
+        LOST).
     """
     blocks = self.response.aiter_raw()
-    size = 0
-    while size <= MAX_BYTES:
+    while True:
       async with asyncio.timeout_at(self.until_s):
         block = await anext(blocks, None)
       if block is None:
         return
-      size += len(block)
       yield block
-    raise httpx2.ReadError(f"the answer has more than {MAX_BYTES} bytes")
 
   async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
     """Read each server-sent event: its bytes, up to a blank line, and its data.
@@ -143,25 +128,8 @@ class Client:
     self._headers = {
       path: form.list_headers(self.endpoint, self._key) for path, form in FORMS.items()
     }
-    try:
-      self.http = httpx2.AsyncClient(
-        base_url=self.endpoint.base_url,
-        headers={"accept-encoding": "identity", "content-type": "application/json"},
-        # A connection is not used twice: bytes that are left over from one answer would
-        # be taken for the next one.
-        limits=httpx2.Limits(max_keepalive_connections=0),
-        # Cookies are not kept, so that the provider cannot link calls by cookies.
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        follow_redirects=False,
-        timeout=httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s)),
-      )
-    except (ImportError, ValueError, httpx2.InvalidURL):
-      # The error may contain the proxy's password.
-      variables = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
-      raise ValueError(
-        f"{variables} name no proxy that can be used: set http:// addresses, or unset "
-        "the variables"
-      ) from None
+    self.http = open_http(config.timeout_s)
+    self.http.base_url = self.endpoint.base_url
 
   def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
     """Compute the worst case of one attempt, in dollars.
@@ -181,22 +149,6 @@ class Client:
     tier = request.get("service_tier") or "auto"
     is_known = self.is_tier_known if tier == "auto" else tier in PINNED
     return usd if is_known else COSTLIEST_TIER * usd
-
-  def price_usage(self, meter: Meter) -> tuple[Usage, float]:
-    """Compute the tokens and the dollars of an answer.
-
-    Raises:
-      ImpossibleUsage: the usage is missing or impossible, or the provider states more
-        dollars than the configured prices give.
-    """
-    usage = meter.usage()
-    usd = self.price.cost_usd(usage)
-    if meter.cost_usd > usd * (1 + ROUNDING):
-      raise ImpossibleUsage(
-        f"The provider states ${meter.cost_usd:g}, but the prices give ${usd:g}. "
-        "Correct --config.models.prices."
-      )
-    return usage, usd
 
   async def send(
     self,
@@ -221,7 +173,8 @@ class Client:
     """
     # The JSON text is pure ASCII: it escapes all other characters.
     content = json.dumps(request)
-    own_headers = self._headers[form.path] | (headers or {})
+    own_headers = {"content-type": "application/json"} | self._headers[form.path]
+    own_headers |= headers or {}
     sent = self.http.build_request(
       "POST", path or form.path, content=content, headers=own_headers
     )
@@ -246,7 +199,7 @@ class Client:
     return read_refusal(response.status_code, content, passed, self._key)
 
 
-# The type of the result of a whole call: a Reply in a run that plays tasks.
+# The type of the result of a whole call.
 Answer = TypeVar("Answer")
 
 
@@ -311,18 +264,3 @@ async def ask(books: Books[Answer], retries: int) -> Answer:
     wait_s = 0.0 if is_over else outcome.wait_s + backoff_s(attempt)
     has_moved = await books.prepare(outcome, wait_s, is_last)
     attempt = 0 if has_moved else attempt + 1
-
-
-def run_in_thread(call: Coroutine[None, None, Answer]) -> Answer:
-  """Run a coroutine to its end in this thread, without an event loop.
-
-  The coroutine may block the thread, but must not wait for an event loop.
-
-  Raises:
-    RuntimeError: the coroutine waits for an event loop.
-  """
-  try:
-    call.send(None)
-  except StopIteration as end:
-    return end.value
-  raise RuntimeError("the call waits for an event loop")

@@ -388,7 +388,7 @@ class Exchange:
       )
     meter = Meter(routed.call.form.counts_beside)
     meter.note(fields)
-    routed.upstream.price_usage(meter)
+    routed.upstream.price.price_answer(meter)
     del self._reported[number]
     routed.book_reply(meter)
     return routed

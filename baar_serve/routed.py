@@ -411,7 +411,7 @@ class RoutedCall:
     outcome = PRESUMED
     if meter:
       try:
-        usage, usd = self.upstream.price_usage(meter)
+        usage, usd = self.upstream.price.price_answer(meter)
         outcome = REPLY
       except ImpossibleUsage as error:
         self.upstream.is_tier_known = self.upstream.endpoint.is_private

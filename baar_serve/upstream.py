@@ -13,10 +13,10 @@ from urllib.parse import quote
 from baar_jax.config import ModelsConfig, ServeConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.history import bound_tokens, count_bytes
-from baar_jax.llms.prices import CHARS_PER_TOKEN, find_model, find_row
+from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
 from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_error
 from baar_jax.store import require_file
-from baar_serve.client import ROUNDING, Client, Stream, Whole
+from baar_serve.client import Client, Stream, Whole
 from baar_serve.forms.wire import WireForm, drop_reasoning
 from baar_serve.request import (
   ClientHistory,

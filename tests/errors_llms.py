@@ -92,7 +92,7 @@ def read_damaged_cost(tmp: Path) -> None:
 def state_more_dollars(tmp: Path) -> None:
   counts = {"prompt": 10**6, "completion": 0}
   with open_pair(tmp) as pair:
-    pair.models[0].price_usage(Meter(counts=counts, cost_usd=2.0))
+    pair.models[0].price.price_answer(Meter(counts=counts, cost_usd=2.0))
 
 
 def read_key(tmp: Path) -> None:

@@ -283,6 +283,11 @@ def echo(h, request, reply):
   h.refuse(f"400 {key}", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
 
 
+def quote(h, request, reply):
+  """Reject the key, and quote it."""
+  h.refuse("401", f"Incorrect API key provided: {h.headers['authorization'][7:]}")
+
+
 def dear(h, request, reply):
   """Bill 20 times the limit of tokens, and report them."""
   billed = {"completion_tokens": 20 * most_tokens(request)}
@@ -336,6 +341,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
     307, b"{}", {"location": h.server.url + "/chat/completions"}
   ),
   "echo": echo,
+  "quote": quote,
   "cut_stream": lambda h, request, reply: h.stream(request, reply, most=3),
 }
 

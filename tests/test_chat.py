@@ -146,7 +146,7 @@ def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
   problem = r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
   with pytest.raises(NoAnswer, match=problem):
     ask(connect(retries=1, base_urls=DEAD))
-  monkeypatch.setattr("baar_serve.client.CONNECT_S", 0.2)
+  monkeypatch.setattr("baar_jax.llms.http.CONNECT_S", 0.2)
   # This server never agrees on encryption.
   with socket.create_server(("127.0.0.1", 0)) as silent:
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"
@@ -154,7 +154,7 @@ def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
       ask(connect(retries=0, timeout_s=1e6, base_urls=(url,)))
   assert spent() == Spent()
   pair = connect(retries=0)
-  pair.models[0].http.send = MagicMock(side_effect=OSError)
+  pair.models[0].client._client.send = MagicMock(side_effect=OSError)
   with pytest.raises(NoAnswer, match=r"\(OSError\)"):
     ask(pair)
   assert spent() == Spent(presumed_usd=BOUND_USD)
@@ -228,6 +228,7 @@ DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
   [
     *[(n, ValueError, f"answered {n}: ", Spent()) for n in (400, 401, 403, 404)],
     ("echo", ValueError, "its message repeats a part of the key", Spent()),
+    ("quote", ValueError, "answered 401: check the key in the variable", Spent()),
     ("429 insufficient_quota", ValueError, "answered 429", Spent()),
     ("429", ValueError, "answered 429: it asks to wait 86400 s", Spent()),
     ("400 context_length_exceeded", NoAnswer, "answered 400", Spent()),
@@ -302,7 +303,7 @@ def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
   (model, _) = public.start(None, TASK, 7, unlimited)
   assert model.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
-  public.models[0].http.base_url = server.url
+  public.models[0].client.base_url = server.url
   ask(public)
   assert model.bound_usd(MESSAGES, 0) == BOUND_USD
 
@@ -346,7 +347,10 @@ def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent)
   server.fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]
   cap = DollarBudget(60 * BOUND_USD)
   pair = connect(concurrency=200, retries=1, timeout_s=60.0)
-  pair.models[0].http.event_hooks = {"request": [cancel], "response": [cancel]}
+  pair.models[0].client._client.event_hooks = {
+    "request": [cancel],
+    "response": [cancel],
+  }
   with ThreadPoolExecutor(200) as threads:
     assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
   spending = spent()
@@ -372,10 +376,11 @@ def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monke
       "content-type",
       "host",
       "user-agent",
+      "x-stainless-raw-response",
     }
   assert server.headers[1]["authorization"] == "Bearer none"
   pair = connect(base_urls=("https://api.openai.com/v1",))
-  pair.models[0].http.base_url = server.url
+  pair.models[0].client.base_url = server.url
   ask(pair)
   assert {"org-mine", "proj-mine", "mine"} < set(server.headers[2].values())
   # Only OpenAI is asked for a service tier.

@@ -1,12 +1,14 @@
 """Ask API models for the agents' replies, and account for the calls.
 
-An attempt costs what the usage in its answer says. An attempt with an unknown outcome
-(a time-out, a connection lost after the request was sent, an unreadable answer) counts
-at its worst case. An answer with an HTTP status of 4xx or 5xx counts as free, except
-the statuses in `client.UNKNOWN`.
+The openai SDK makes the requests. Its retries are off, because each attempt has a
+reservation and a record of its own here. An attempt costs what the usage in its answer
+says. An attempt with an unknown outcome (a time-out, a connection lost after the
+request was sent, an unreadable answer) counts at its worst case. An answer with an HTTP
+status of 3xx, 4xx or 5xx counts as free, except the statuses in `provider.UNKNOWN`.
 """
 
 import asyncio
+import codecs
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -16,20 +18,52 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
+
+import httpx2
+import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Cost, Reply, Reserve, Task, Usage
+from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
+from baar_jax.llms.http import open_http
 from baar_jax.llms.ledger import Calls
-from baar_jax.llms.provider import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
-from baar_jax.llms.usage import ImpossibleUsage
-from baar_serve.client import ROUNDING, Client, ask, run_in_thread
-from baar_serve.forms.chat_completions import FORM
+from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, endpoints, prices_of
+from baar_jax.llms.provider import (
+  FAILED,
+  PRESUMED,
+  REPLY,
+  RETRY,
+  UNREADABLE,
+  Outcome,
+  backoff_s,
+  explain,
+  read_refusal,
+)
+from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
+# The headers that providers other than OpenAI get. The SDK adds others, some of which
+# name the user's account at OpenAI. The last one makes it return an answer's bytes.
+HEADERS = (
+  "accept",
+  "accept-encoding",
+  "authorization",
+  "connection",
+  "content-length",
+  "content-type",
+  "host",
+  "user-agent",
+  "x-stainless-raw-response",
+)
+
+
+async def drop_headers(request: httpx2.Request) -> None:
+  """Remove all headers from a request that are not in `HEADERS`."""
+  for name in {*request.headers} - {*HEADERS}:
+    del request.headers[name]
 
 
 class ChatPair:
@@ -99,19 +133,25 @@ class ChatPair:
     # Each closed model leaves the list. So a second call of close() finds none, and
     # does not wait for the stopped event loop.
     while self.models:
-      self.run(self.models.pop().http.aclose())
+      self.run(self.models.pop().client.close())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self.calls.close()
 
 
-class ChatModel(Client):
+class ChatModel:
   """One API model at its provider's endpoint; the threads of all episodes share it.
 
   Attributes:
     pair: the models of the run, with the recorded calls.
+    config: the configuration of the models.
     index: the model's index in recorded calls.
+    endpoint: the model's name and address.
+    price: the model's price.
+    is_tier_known: whether answers come from a service tier of known price: OpenAI is
+      asked for one, private endpoints have none, and others show it by an answer.
     where: the model's name and host, for messages.
     slots: semaphore that limits the number of calls at a time.
+    client: the SDK's client of the endpoint.
   """
 
   def __init__(
@@ -124,12 +164,30 @@ class ChatModel(Client):
       config: the configuration of the models.
       config_index: the model's index in `config`.
       index: the model's index in recorded calls. A judge comes after the other models.
+
+    Raises:
+      ValueError: the price or the key is missing, or a proxy cannot be used.
     """
-    super().__init__(config, config_index)
     self.pair = pair
+    self.config = config
     self.index = index
-    self.where = f"{self.name} at {self.endpoint.host}"
+    self.endpoint = endpoints(config)[config_index]
+    self.price = prices_of(config)[config_index]
+    self.is_tier_known = self.endpoint.is_private or self.endpoint.is_openai
+    self.where = f"{self.endpoint.model} at {self.endpoint.host}"
     self.slots = threading.BoundedSemaphore(config.concurrency)
+    self._key = self.endpoint.key()
+    hooks = () if self.endpoint.is_openai else (drop_headers,)
+    http = open_http(config.timeout_s, *hooks)
+    self.client = openai.AsyncOpenAI(
+      api_key=self._key,
+      base_url=self.endpoint.base_url,
+      # The SDK would send a key of OPENAI_CUSTOM_HEADERS in place of `api_key`.
+      default_headers={"authorization": f"Bearer {self._key}"},
+      http_client=http,
+      max_retries=0,
+      timeout=http.timeout,
+    )
     if problem := self.find_repeated_problem():
       print(
         f"{self.where} {problem} in the last attempts of the last run, which therefore "
@@ -152,34 +210,112 @@ class ChatModel(Client):
       seed: the seed of the trial.
       step: index of the episode's step.
     """
+    endpoint = self.endpoint
     sampling = (self.config.temperature, self.config.max_completion_tokens)
-    basis = (self.name, self.endpoint.base_url, sampling, messages, task_id, seed, step)
+    trial = (messages, task_id, seed, step)
+    basis = (endpoint.model, endpoint.base_url, sampling, *trial)
     return hashlib.sha256(json.dumps(basis).encode()).hexdigest()
 
-  async def try_reply(self, body: dict) -> Outcome:
+  def bound_usd(self, prompt_tokens: int) -> float:
+    """Compute the worst case of one attempt, in dollars.
+
+    Args:
+      prompt_tokens: an upper bound on the tokens of the prompt.
+    """
+    reply_tokens = self.config.max_completion_tokens
+    usd = self.price.worst_case_usd(prompt_tokens, reply_tokens)
+    return usd if self.is_tier_known else COSTLIEST_TIER * usd
+
+  async def attempt(self, messages: Messages, seed: int) -> Outcome:
     """Make one attempt at a reply.
 
     While the run is being stopped, the attempt times out at once.
     """
-    limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
     config = self.config
-    request = FORM.limit_reply(
-      FORM.write_request(body, self.endpoint),
-      config.max_completion_tokens,
-      config.token_limit_field,
-    )
-    answer = await self.send(FORM, request, limit_s)
-    if isinstance(answer, Outcome):
-      return answer
-    fields = answer.fields
+    request = {
+      "model": self.endpoint.model,
+      "messages": messages,
+      "temperature": config.temperature,
+      "seed": seed,
+      config.token_limit_field: config.max_completion_tokens,
+    }
+    if self.endpoint.is_openai:
+      request["service_tier"] = "default"
+    create = self.client.chat.completions.with_raw_response.create
+    limit_s = 0.0 if self.pair.stopping.is_set() else config.timeout_s
+    try:
+      async with asyncio.timeout(limit_s):
+        answer = await create(**request)
+    except openai.APIStatusError as error:
+      response = error.response
+      status = response.status_code
+      return read_refusal(status, response.content, response.headers, self._key)
+    except openai.APIConnectionError as error:
+      return explain(error.__cause__)
+    except (OSError, ExceptionGroup) as failure:
+      # A time-out is an OSError. If a proxy has an impossible port, connecting raises
+      # an ExceptionGroup.
+      return explain(failure)
+    return self.read_answer(answer.content)
+
+  def read_answer(self, content: bytes) -> Outcome:
+    """Read the outcome of an attempt from the bytes of a provider's answer."""
+    meter = Meter()
+    fields = meter.read(content.removeprefix(codecs.BOM_UTF8)) or {}
     if not fields.keys() & {"choices", "usage"}:
       return UNREADABLE
     try:
-      usage, _ = self.price_usage(answer.meter)
+      usage, _ = self.price.price_answer(meter)
     except ImpossibleUsage as error:
       problem = f"sent an answer that cannot be priced. {error}".rstrip(".")
       return Outcome(PRESUMED, problem, fatal=True)
     return read_reply(fields, usage)
+
+  def settle(
+    self,
+    number: int,
+    outcome: Outcome,
+    usd: float,
+    bound_usd: float,
+    reply: Reply | None,
+  ) -> None:
+    """Record the outcome and the cost of an attempt.
+
+    Args:
+      number: the recorded call of the attempt.
+      outcome: the outcome of the attempt.
+      usd: the cost of the attempt.
+      bound_usd: the worst case of the attempt.
+      reply: the reply; None if the attempt failed.
+
+    Raises:
+      ValueError: the endpoint would refuse every call, its answers cannot be priced, it
+        billed more than the worst case, or it failed `max_failures` times in a row.
+    """
+    if outcome.kind in (REPLY, RETRY):
+      self.is_tier_known = True
+    # The problem is recorded only while the run goes on. A run that is being stopped
+    # cancels its calls, which is no failure of the provider's endpoint.
+    problem = None
+    if not self.pair.stopping.is_set():
+      problem = outcome.problem.partition(":")[0]
+    self.pair.calls.end(number, outcome.kind, usd, reply, problem)
+    if usd > bound_usd * (1 + ROUNDING):
+      raise ValueError(
+        f"{self.where} billed ${usd:.6f}, above the worst case of ${bound_usd:.6f}. "
+        "Set --config.models.token_limit_field to the field by which this endpoint "
+        "limits a reply, then run the same command again."
+      )
+    if outcome.fatal:
+      raise ValueError(
+        f"{self.where} {outcome.problem}. Every call would end like this. Correct the "
+        "settings --config.models of this model, then run the same command again."
+      )
+    if problem and self.find_repeated_problem():
+      raise ValueError(
+        f"{self.where} {problem}, {self.config.max_failures} times in a row "
+        "(--config.models.max_failures). Check the endpoint and run the command again."
+      )
 
 
 def read_reply(fields: dict, usage: Usage) -> Outcome:
@@ -216,115 +352,6 @@ def read_reply(fields: dict, usage: Usage) -> Outcome:
 
 
 @dataclasses.dataclass
-class ReplyBooks:
-  """Account for the attempts at one reply, in the run's file and in its budgets.
-
-  Attributes:
-    model: the model that is asked.
-    reserve_budgets: reserves dollars in the budgets of the episode and the run.
-    body: the request, as a chat completion.
-    request: hash of the request.
-    bound_usd: the worst case of one attempt.
-    cost: the cost of the current attempt.
-    number: the recorded call of the current attempt.
-    lost: earlier attempts that were billed, or may have been.
-    start_s: time of the first attempt, on the monotonic clock.
-  """
-
-  model: ChatModel
-  reserve_budgets: Reserve
-  body: dict
-  request: str
-  bound_usd: float
-  cost: Cost = dataclasses.field(default_factory=Cost)
-  number: int = 0
-  lost: list[Call] = dataclasses.field(default_factory=list)
-  start_s: float = dataclasses.field(default_factory=time.monotonic)
-
-  def list_successors(self, outcome: Outcome) -> tuple[()]:
-    """Return no models, because no other model takes over."""
-    return ()
-
-  @contextlib.contextmanager
-  def reserve(self) -> Iterator[None]:
-    """Reserve the worst case of an attempt while it is made, and record the attempt.
-
-    Raises:
-      NoAnswer: the run is being stopped.
-    """
-    pair = self.model.pair
-    with self.model.slots, self.reserve_budgets(self.bound_usd) as self.cost:
-      if pair.stopping.is_set():
-        raise NoAnswer(f"{self.model.name} was not asked: the run is being stopped")
-      self.number = pair.calls.begin(self.model.index, self.bound_usd, self.request)
-      # Until its outcome is known, the attempt costs its worst case. An interruption
-      # leaves it so.
-      self.cost.usd = self.bound_usd
-      yield
-
-  async def attempt(self) -> Outcome:
-    """Make one attempt, and return its outcome."""
-    return self.model.pair.run(self.model.try_reply(self.body))
-
-  def settle(self, outcome: Outcome) -> Reply | None:
-    """Record the outcome and the cost of an attempt.
-
-    Returns:
-      The reply; None if the attempt failed.
-
-    Raises:
-      ValueError: the provider's endpoint would refuse every call, its answers cannot be
-        priced, it billed more than the worst case, or it failed `max_failures` times in
-        a row.
-    """
-    model = self.model
-    kind = outcome.kind
-    reply = problem = None
-    if kind in (REPLY, RETRY):
-      model.is_tier_known = True
-    if kind != PRESUMED:
-      # The usage of an attempt that was not billed is 0 tokens, so the cost is $0.
-      self.cost.usd = model.price.cost_usd(outcome.usage)
-    usd = self.cost.usd
-    if kind == REPLY:
-      call = Call(model.index, outcome.usage, usd, time.monotonic() - self.start_s)
-      reply = Reply(outcome.text, call, tuple(self.lost))
-    elif kind != FAILED:
-      self.lost.append(Call(model.index, outcome.usage, usd, kind=kind))
-    # The problem is recorded only while the run goes on. A run that is being stopped
-    # cancels its calls, which is no failure of the provider's endpoint.
-    if not model.pair.stopping.is_set():
-      problem = outcome.problem.partition(":")[0]
-    model.pair.calls.end(self.number, kind, usd, reply, problem)
-    if usd > self.bound_usd * (1 + ROUNDING):
-      raise ValueError(
-        f"{model.where} billed ${usd:.6f}, above the worst case of "
-        f"${self.bound_usd:.6f}. Set --config.models.token_limit_field to the field by "
-        "which this endpoint limits a reply, then run the same command again."
-      )
-    if outcome.fatal:
-      raise ValueError(
-        f"{model.where} {outcome.problem}. Every call would end like this. Correct the "
-        "settings --config.models of this model, then run the same command again."
-      )
-    if problem and model.find_repeated_problem():
-      raise ValueError(
-        f"{model.where} {problem}, {model.config.max_failures} times in a row "
-        "(--config.models.max_failures). Check the endpoint and run the command again."
-      )
-    return reply
-
-  def refuse(self, outcome: Outcome, attempts: int) -> NoAnswer:
-    """Make the error to raise after the last failed attempt."""
-    return NoAnswer(f"{self.model.where} {outcome.problem} ({attempts} attempts)")
-
-  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Wait before the next attempt; return False, because the model stays the same."""
-    self.model.pair.stopping.wait(wait_s)
-    return False
-
-
-@dataclasses.dataclass
 class ChatAgent(Agent):
   """One API model during one episode.
 
@@ -350,9 +377,7 @@ class ChatAgent(Agent):
     tokens = self.counted_tokens
     for message in messages[self.counted_messages :]:
       tokens += len(message["content"].encode()) + TOKENS_PER_MESSAGE
-    model = self.model
-    request = FORM.write_request({}, model.endpoint)
-    return model.bound_usd(request, tokens, model.config.max_completion_tokens)
+    return self.model.bound_usd(tokens)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Replay the recorded reply to the messages, or ask the model for a reply.
@@ -361,21 +386,61 @@ class ChatAgent(Agent):
     trial and the step are the same.
     """
     model = self.model
-    config = model.config
     request = model.hash(messages, self.task.id, self.seed, step)
     if reply := model.pair.calls.find(request):
       usd = sum(call.cost_usd for call in reply.calls("act"))
       with self.reserve(usd, replayed=True) as cost:
         cost.usd = usd
     else:
-      bound_usd = self.bound_usd(messages, step)
-      body = {
-        "messages": messages,
-        "temperature": config.temperature,
-        "seed": self.seed,
-      }
-      books = ReplyBooks(model, self.reserve, body, request, bound_usd)
-      reply = run_in_thread(ask(books, config.retries))
+      reply = self.ask(messages, request, self.bound_usd(messages, step))
     self.counted_messages = len(messages)
     self.counted_tokens = reply.call.usage.prompt_tokens
     return reply
+
+  def ask(self, messages: Messages, request: str, bound_usd: float) -> Reply:
+    """Repeat the attempts at a reply until one succeeds.
+
+    Args:
+      messages: the prompt.
+      request: hash of the request.
+      bound_usd: the worst case of one attempt.
+
+    Raises:
+      NoAnswer: every attempt failed, or the run is being stopped.
+      ValueError: no call to this endpoint can succeed; see `ChatModel.settle`.
+    """
+    model = self.model
+    stopping = model.pair.stopping
+    start_s = time.monotonic()
+    # Attempts that were billed, or may have been, without a usable reply.
+    lost = []
+    attempt = 0
+    while True:
+      with model.slots, self.reserve(bound_usd) as cost:
+        if stopping.is_set():
+          raise NoAnswer(
+            f"{model.endpoint.model} was not asked: the run is being stopped"
+          )
+        number = model.pair.calls.begin(model.index, bound_usd, request)
+        # Until its outcome is known, the attempt costs its worst case. An interruption
+        # leaves it so.
+        cost.usd = bound_usd
+        outcome = model.pair.run(model.attempt(messages, self.seed))
+        if outcome.kind != PRESUMED:
+          # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
+          cost.usd = model.price.cost_usd(outcome.usage)
+        reply = None
+        call = Call(model.index, outcome.usage, cost.usd, kind=outcome.kind)
+        if outcome.kind == REPLY:
+          latency_s = time.monotonic() - start_s
+          call = dataclasses.replace(call, kind="act", latency_s=latency_s)
+          reply = Reply(outcome.text, call, tuple(lost))
+        elif outcome.kind != FAILED:
+          lost.append(call)
+        model.settle(number, outcome, cost.usd, bound_usd, reply)
+      if reply:
+        return reply
+      if outcome.hopeless or attempt == model.config.retries:
+        raise NoAnswer(f"{model.where} {outcome.problem} ({attempt + 1} attempts)")
+      stopping.wait(outcome.wait_s + backoff_s(attempt))
+      attempt += 1

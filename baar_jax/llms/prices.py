@@ -16,10 +16,16 @@ from typing import Any, NamedTuple
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
 from baar_jax.llms.provider import OPENAI_URL, Endpoint
+from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
 # of the price of input (Anthropic's).
 HOUR_WRITE = 2.0
+# An upper bound on a provider's costliest service tier, as a multiple of its list price
+# (our choice).
+COSTLIEST_TIER = 2.5
+# A cost above its bound by no more than this share is a rounding error of floats.
+ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +83,22 @@ class Price:
     prompt = fresh * self.input + cached * self.cached_input + written * write_price
     prompt += usage.hour_write_tokens * (HOUR_WRITE * self.input - write_price)
     return (prompt + usage.completion_tokens * self.output) / 1e6
+
+  def price_answer(self, meter: Meter) -> tuple[Usage, float]:
+    """Compute the tokens and the dollars of a provider's answer.
+
+    Raises:
+      ImpossibleUsage: the usage is missing or impossible, or the provider states more
+        dollars than these prices give.
+    """
+    usage = meter.usage()
+    usd = self.cost_usd(usage)
+    if meter.cost_usd > usd * (1 + ROUNDING):
+      raise ImpossibleUsage(
+        f"The provider states ${meter.cost_usd:g}, but the prices give ${usd:g}. "
+        "Correct --config.models.prices."
+      )
+    return usage, usd
 
 
 # The names of prices per token in genai-prices. Every model needs REQUIRED; KINDS also
