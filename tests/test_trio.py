@@ -113,7 +113,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
     """A cascade with fixed decisions: 1 goes on to the next model."""
 
     def choose(self, ready):
-      return [Decision(x.proposer + int(next(left)), 0.0, 1e-6, 2.0) for x in ready]
+      return [Decision(x.draft.model + int(next(left)), 0.0, 1e-6, 2.0) for x in ready]
 
   tape, left = [], iter(choices)
   policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)

@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Sequence
 
-from baar_jax.episode import SMALL
+from baar_jax.episode import SMALL, Step
 from baar_jax.llms.history import parse_action
-from baar_jax.rollout.rules import Move, StepContext
+from baar_jax.rollout.rules import Draft, Move, StepContext
 from baar_jax.rollout.specs import Decision, Live
 from baar_jax.router.policy import RouterPolicy
 
@@ -17,7 +17,7 @@ class CascadePolicy(RouterPolicy):
   model is taken without a decision.
   """
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
     """Play a step of the cascade, from SMALL's proposal to the accepted reply.
 
     The calls of the newest rejected proposal come first.
@@ -35,10 +35,9 @@ class CascadePolicy(RouterPolicy):
       return context.take(total)
     while True:
       action = parse_action(proposal.text, context.code_actions) or ""
-      # The router reads the proposed action.
-      context.live.proposal = action
-      context.live.proposer = proposal.call.model
-      decision = yield from context.decide()
+      observation = context.live.observation
+      draft = Step(observation, proposal.call.model, "", proposal=action)
+      decision = yield from context.decide(draft)
       total = decision._replace(
         cost_usd=total.cost_usd + decision.cost_usd,
         latency_s=total.latency_s + decision.latency_s,
@@ -65,6 +64,6 @@ class CascadePolicy(RouterPolicy):
     """
     decisions = []
     for live, decision in zip(ready, super().choose(ready)):
-      model = decision.model + live.proposer
+      model = decision.model + live.draft.model
       decisions.append(decision._replace(model=model))
     return decisions

@@ -9,7 +9,7 @@ from pathlib import Path
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.llms.history import Agent
-from baar_jax.rollout.rules import Move, Policy, StepContext
+from baar_jax.rollout.rules import Draft, Move, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.view import View
 
@@ -62,7 +62,7 @@ class ZeroShotPolicy(Policy):
     )
     self._view = View(config, tokenizer, models=models)
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
     """Play a step with the model that the judge names.
 
     The judge is not asked if the budgets allow only one model.

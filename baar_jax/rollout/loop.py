@@ -20,7 +20,7 @@ from baar_jax.llms.history import (
 )
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.rules import EpisodeBudgets, Policy, StepContext
+from baar_jax.rollout.rules import Draft, EpisodeBudgets, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
@@ -55,7 +55,7 @@ class Running:
 
   live: Live
   env: Env
-  play: Generator[None, Decision, Episode]
+  play: Generator[Draft, Decision, Episode]
   restarts: int = 0
   episode: Episode | None = None
   error: BaseException | None = None
@@ -68,7 +68,7 @@ class Running:
       arrivals: the queue into which this episode is put afterwards.
     """
     try:
-      self.play.send(decision)
+      self.live.draft = self.play.send(decision)
     except StopIteration as end:
       self.episode = end.value
     except BaseException as error:
@@ -236,10 +236,11 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
 
 def play_episode(
   live: Live, env: Env, pair: Pair, policy: Policy, budgets: EpisodeBudgets
-) -> Generator[None, Decision, Episode]:
+) -> Generator[Draft, Decision, Episode]:
   """Play an episode from its reset to its score.
 
-  The generator yields when the policy must decide, and receives the decision.
+  The generator yields the episode's `draft` when the policy must decide, and receives
+  the decision.
 
   Args:
     live: the policy's view of the episode; each step updates it.

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from baar_jax.envs.base import ERROR_WORDS
-from baar_jax.episode import SMALL, Reply
+from baar_jax.episode import SMALL, Reply, Step
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
@@ -30,6 +30,9 @@ class EpisodeBudgets:
   def reserve(self, usd: float, replayed: bool = False) -> AbstractContextManager:
     """Reserve the worst case of a call in the dollar budgets; see `budget.reserve`."""
     return reserve(self.dollars, self.run, usd, replayed)
+
+
+Draft = Step | None  # See `Live.draft`.
 
 
 class Move(NamedTuple):
@@ -89,13 +92,16 @@ class StepContext:
         models.append(model)
     return models
 
-  def decide(self) -> Generator[None, Decision, Decision]:
+  def decide(self, draft: Draft = None) -> Generator[Draft, Decision, Decision]:
     """Wait for the policy's decision.
 
     If the budgets allow at most one model, nobody has to decide.
+
+    Args:
+      draft: see `Live.draft`.
     """
     if len(self.allowed) > 1:
-      return (yield)
+      return (yield draft)
     return Decision(SMALL)
 
   def ask(self, call: Callable[[], Reply]) -> Reply | None:
@@ -164,10 +170,11 @@ class Policy:
     """Make a policy from its specification."""
     self.spec = spec
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
     """Play a step up to the reply to act on.
 
-    The generator yields when `choose` must decide, and receives the decision.
+    The generator yields the episode's `draft` when `choose` must decide, and receives
+    the decision.
 
     Returns:
       The decision and the reply; None if the episode's budgets allow no model.
@@ -305,7 +312,7 @@ class PrivilegedPolicy(Policy):
   for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
   """
 
-  def act(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
     """Play a step with the model of the largest gain, within the budgets."""
     # This policy decides here, in the worker thread. So the generator yields nothing.
     yield from ()

@@ -263,8 +263,8 @@ class Live:
     remaining_caps: the remaining cap before each step and before this decision, if a
       client has reported these caps. If empty, they are computed from `cap` and
       `steps`.
-    proposer: the index of the model that proposes the next action in a cascade.
-    proposal: the proposed action in a cascade; None without one.
+    draft: the step that waits for this decision, if more than its observation is known:
+      a policy may show its router a proposed action.
     started_s: seconds from a served session's first request to this one; None if time
       is simulated.
   """
@@ -276,8 +276,7 @@ class Live:
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
   remaining_caps: Sequence[Cap] = ()
-  proposer: int = SMALL
-  proposal: str | None = None
+  draft: Step | None = None
   started_s: float | None = None
 
   @property
@@ -296,12 +295,9 @@ class Live:
   def history(self) -> list[Step]:
     """Return the steps so far, and the step that waits for its decision.
 
-    The last step has no action. In a cascade its model is the one that has proposed an
-    action, otherwise SMALL.
+    The last step has no action.
     """
-    pending = Step(self.observation, self.proposer, "")
-    pending.proposal = self.proposal
-    pending.started_s = self.started_s
+    pending = self.draft or Step(self.observation, SMALL, "", started_s=self.started_s)
     return [*self.steps, pending]
 
   @property
