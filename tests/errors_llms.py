@@ -15,7 +15,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task, Usage
 from baar_jax.llms import provider
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.history import NoAnswer
+from baar_jax.llms.history import NoAnswer, read_chat
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import Price, cost_usd
 from baar_jax.llms.usage import Meter
@@ -202,6 +202,10 @@ CASES = [
     "environment variable that --config.models.key_variables names (OPENAI_API_KEY at "
     "OpenAI's addresses; '' for an endpoint without keys).",
     read_key,
+  ),
+  (
+    "Correct the field messages: messages must have at least one message.",
+    lambda tmp: read_chat([]),
   ),
   ("No LARGE call remains of 0. Call SMALL instead.", call_without_budget),
   (

@@ -181,6 +181,18 @@ def test_repeated_failures_of_an_endpoint_end_the_run(
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
 
 
+def test_a_success_resets_the_count_of_failures(server, connect):
+  """Two failures, a reply and two failures are not three failures in a row."""
+  faults = ["429", "429", None, "429", "429", None, "429", "429", "429"]
+  server.fault = lambda number, _: faults[number]
+  pair = connect(max_failures=3)
+  for seed in range(2):
+    ask(pair, seed=seed)
+  with pytest.raises(ValueError, match="3 times in a row"):
+    ask(pair, seed=2)
+  assert len(server.seen) == 9
+
+
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
 def test_a_stopped_run_does_not_wait(server, connect, fault):
   """It waits neither for Retry-After, nor for the answer of a call in flight."""

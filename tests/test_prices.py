@@ -36,6 +36,9 @@ RULES = st.builds(CacheRule, st.integers(1, 2048), st.integers(1, 256), SECONDS)
     ("gpt-4.1", (), (1000, 400, 50), 0.0018),
     # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
     ("x", ((3, 0.3, 15, 3.75),), (12_307, 0, 550, 12_304), 0.054399),
+    # 2,500 fresh * 3 + 1,500 cached * 0.3 + 700 * 15 + 6,000 written: 3,700 for five
+    # minutes * 3.75 and 2,300 for an hour * 2 * 3 = 46,125 millionths
+    ("x", ((3, 0.3, 15, 3.75),), (10_000, 1500, 700, 6000, 2300), 0.046125),
     # A cache write without a price costs as much as input: 10 * 3
     ("x", ((3, 0.3, 15),), (10, 0, 0, 10), 30e-6),
   ],
@@ -50,6 +53,9 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
   # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
   assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)
+  # A prompt of 200,000 tokens is in the tier below: 120,000 fresh * 3 + 80,000 cached
+  # * 0.3 + 10 * 15 = 384,150 millionths
+  assert price.cost_usd(Usage(200_000, 80_000, 10)) == pytest.approx(0.38415)
   assert price.worst_case_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
 
 
