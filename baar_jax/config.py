@@ -205,7 +205,6 @@ class RouterConfig:
     num_heads: Number of query heads per layer, a multiple of `num_kv_heads`.
     num_kv_heads: Number of key-value heads per layer.
     head_dim: Width of a head, an even number.
-    rope_theta: Base of the rotary position embedding.
     tie_word_embeddings: Whether the output layer shares the input embedding's weights.
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
@@ -229,7 +228,6 @@ class RouterConfig:
   num_heads: int = positive(2, 10_000)
   num_kv_heads: int = positive(1, 10_000)
   head_dim: int = Field(32, gt=0, le=10_000, multiple_of=2)
-  rope_theta: float = Field(10_000.0, ge=1, le=1e12)
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True

@@ -46,7 +46,6 @@ HEAVY = {
   "pandas",
   "jinja2",
   "matplotlib",
-  "psutil",
 }
 LONGEST_CHAIN = 9
 

@@ -113,63 +113,55 @@ def refusal(directory: Path) -> str:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
-WHOLE = "DIR/model.safetensors"
-CONFIG = "DIR/config.json"
 
 
-def test_an_unsuitable_tensor_is_refused(tmp_path):
-  expected = "expected F32 or BF16 or F16"
-  # tests/errors_router.py has a wrong shape.
-  for name, array, problem in [
-    ("side\n\x1b[3m", np.zeros(3), r"'side\n\x1b[3m' is unknown to a Qwen2"),
-    (UP, np.zeros([40, 48], "i1"), f"{UP} is I8 [40, 48], {expected} [40, 48]"),
-  ]:
-    set_tensor(hf.write(tmp_path, SHAPE), name, array)
-    assert f"{WHOLE}: tensor {problem}" in refusal(tmp_path)
+@pytest.mark.parametrize(
+  "name, array, problem",
+  [
+    # Quantised types need such scales.
+    ("side\n\x1b[3m", np.zeros(3), r"'side\n\x1b[3m' is (3,), expected no such tensor"),
+    (UP, np.zeros([48, 40]), f"{UP!r} is (48, 40), expected (40, 48)"),
+    (UP, None, f"{UP!r} is missing, expected (40, 48)"),
+  ],
+)
+def test_names_and_shapes_of_tensors_are_compared(name, array, problem, tmp_path):
+  set_tensor(hf.write(tmp_path, SHAPE), name, array)
+  assert f"DIR: tensor {problem}" in refusal(tmp_path)
 
 
-def test_an_unsuitable_config_is_refused(tmp_path):
-  wrong = [("vocab_size", value) for value in ("many", -1, 10**400, None)]
-  wrong += [
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("model_type", "llama"),
+    ("vocab_size", None),
     ("rope_theta", float("nan")),
-    ("rms_norm_eps", float("inf")),
     ("head_dim", 9),
-    ("num_hidden_layers", 10**6),
-    ("num_key_value_heads", 0),
     ("use_sliding_window", True),
     ("rope_scaling", {"type": "yarn"}),
+    ("rope_type", "yarn"),
     ("quantization_config", {"bits": 4}),
-  ]
-  rows = [
-    ({name: value}, f"{CONFIG} has an unsupported {name} (") for name, value in wrong
-  ]
-  rows += [
-    ({"num_attention_heads": 0}, f"Cannot read {CONFIG} ("),
-    (
-      {"rope_parameters": {"rope_type": "yarn"}},
-      "rope_type (Input should be 'default')",
-    ),
-  ]
-  for changes, line in rows:
-    set_fields(hf.write(tmp_path, SHAPE), changes)
-    assert line in refusal(tmp_path)
+  ],
+)
+def test_settings_that_change_the_mathematics_are_refused(field, value, tmp_path):
+  set_fields(hf.write(tmp_path, SHAPE), {field: value})
+  assert f"DIR/config.json has an unsupported {field} (" in refusal(tmp_path)
+
+
+def test_rotary_settings_are_read_in_both_forms(tmp_path):
+  """Newer versions of transformers write them in a section of their own."""
+  section = {"rope_type": "default", "rope_theta": 5e5}
+  set_fields(
+    hf.write(tmp_path, SHAPE), {"rope_theta": None, "rope_parameters": section}
+  )
+  assert weights.read_config(tmp_path).rope_theta == 5e5
+  set_fields(tmp_path, {"rope_parameters": {"rope_type": "yarn"}})
+  assert "unsupported rope_type" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize(
-  # Opening the named pipe of the first case would wait forever.
-  "content",
-  [
-    os.mkfifo,
-    lambda path: path.symlink_to("gone"),
-    b"",
-    b"[\n]",
-    b"\xff",
-    b"[" * 100_000,
-    "cut",
-  ],
-)
+@pytest.mark.parametrize("content", [os.mkfifo, b"", b"[\n]", b"\xff", "cut"])
 def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
+  """Opening a named pipe would wait forever."""
   path = hf.write(tmp_path, SHAPE, tokens=300) / file
   data = path.read_bytes()[:-1] if content == "cut" else content
   path.unlink()
@@ -188,7 +180,7 @@ def test_infinite_and_nan_weights_are_neither_read_nor_written(
   array = load_file(base / "model.safetensors")[UP].copy()
   array[39, 47] = number
   set_tensor(base, UP, array)
-  assert f"NaN in {WHOLE}: tensor {UP}, expected finite numbers" in refusal(base)
+  assert f"NaN in DIR/model.safetensors: tensor {UP}," in refusal(base)
   # A run calls this check before it pays for anything.
   with pytest.raises(ValueError, match="expected finite numbers"):
     weights.check_pretrained(RouterConfig(weights=str(base)))

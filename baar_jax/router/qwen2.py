@@ -10,7 +10,6 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from flax import nnx
 from jax.typing import DTypeLike
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -18,12 +17,6 @@ from pydantic.dataclasses import dataclass
 
 from baar_jax.mesh import spread_rows
 
-# On a CPU, a forward pass keeps its matrix products with weights for the backward pass
-# if these products fit in this share of the machine's memory.
-KEPT_SHARE = 1 / 8
-# A forward pass keeps its matrix products only in models of at least this hidden size.
-# In narrower models, storing the products takes as long as computing them again.
-KEPT_WIDTH = 128
 QUERIES = 128  # query positions in one block of attention scores on a CPU
 # The size of the initial biases of queries and keys (our choice); see `make_near_bias`.
 NEARNESS = 2.0
@@ -60,14 +53,14 @@ class Qwen2Config:
   value. Other values mark variants of Qwen2, which are refused.
   """
 
-  vocab_size: Annotated[int, Field(gt=0, le=10**8)]
-  hidden_size: Annotated[int, Field(gt=0, le=10**6)]
-  intermediate_size: Annotated[int, Field(gt=0, le=10**6)]
-  num_hidden_layers: Annotated[int, Field(gt=0, le=1000)]
-  num_attention_heads: Annotated[int, Field(gt=0, le=10**4)]
-  num_key_value_heads: Annotated[int, Field(gt=0, le=10**4)]
-  head_dim: Annotated[int, Field(gt=0, le=10**4, multiple_of=2)]
-  rope_theta: PositiveFloat
+  vocab_size: PositiveInt
+  hidden_size: PositiveInt
+  intermediate_size: PositiveInt
+  num_hidden_layers: PositiveInt
+  num_attention_heads: PositiveInt
+  num_key_value_heads: PositiveInt
+  head_dim: Annotated[PositiveInt, Field(multiple_of=2)]
+  rope_theta: PositiveFloat = 10_000.0
   rms_norm_eps: PositiveFloat = 1e-6
   tie_word_embeddings: bool = False
   # This field only limits --config.router.max_tokens; the computation does not read it.
@@ -161,8 +154,7 @@ class Qwen2(nnx.Module):
   ) -> jax.Array:
     """Compute the hidden states of whole sequences after the final norm.
 
-    A backward pass recomputes each layer instead of storing its activations; see
-    `find_kept_products`.
+    A backward pass recomputes each layer instead of storing its activations.
 
     Args:
       tokens_BxT: int, token ids, padded on the right.
@@ -292,41 +284,13 @@ class Qwen2(nnx.Module):
       a_BxTxNxH, cache = attend_layer(number, q_BxTxNxH, new, cache)
       return (spread_rows(layer.finish(x_BxTxD, a_BxTxNxH)), cache), None
 
-    policy = find_kept_products(self.config, tokens_BxT.size)
-    apply_layer = jax.checkpoint(apply_layer, policy=policy)
     layers = jnp.arange(self.config.num_hidden_layers), stacked
     embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
     # The scan carries the KV cache, so JAX updates the cache in place. If each step of
     # the scan returned the cache as an output, JAX would copy the whole cache.
     carry = spread_rows(embedded_BxTxD), cache
-    (x_BxTxD, cache), _ = jax.lax.scan(apply_layer, carry, layers)
+    (x_BxTxD, cache), _ = jax.lax.scan(jax.checkpoint(apply_layer), carry, layers)
     return rms_norm(x_BxTxD, self.final_norm, self.config.rms_norm_eps), cache
-
-
-def find_kept_products(config: Qwen2Config, tokens: int) -> Callable[..., bool] | None:
-  """Choose the matrix products that a forward pass keeps for the backward pass.
-
-  On a CPU with enough memory, the matrix products with weights are kept (our choice).
-  The backward pass computes everything else again. Keeping all activations is no
-  faster, because the scan copies each layer's activations into an array for all layers.
-
-  Args:
-    config: the shape of the model.
-    tokens: number of tokens in the batch.
-
-  Returns:
-    A policy for `jax.checkpoint`; None keeps nothing.
-  """
-  heads = (
-    2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-  )
-  # How many numbers each layer keeps for each token.
-  numbers = heads + 2 * config.hidden_size + 3 * config.intermediate_size
-  size = 4 * tokens * config.num_hidden_layers * numbers
-  fits = size <= KEPT_SHARE * psutil.virtual_memory().total
-  if fits and config.hidden_size >= KEPT_WIDTH and jax.default_backend() == "cpu":
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-  return None
 
 
 def make_rotation(

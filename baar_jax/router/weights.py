@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from pydantic import ValidationError
@@ -45,9 +44,6 @@ NAMES = {
   "up_kernel": "model.layers.{}.mlp.up_proj.weight",
   "down_kernel": "model.layers.{}.mlp.down_proj.weight",
 }
-# Tensors of these types can be loaded. Quantised types are refused, because their
-# numbers need a scale.
-STORED = ("F32", "BF16", "F16")
 
 
 def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
@@ -147,26 +143,23 @@ def check_pretrained(config: RouterConfig) -> None:
   This check reads every number of the weights, before a run pays for anything.
 
   Raises:
-    ValueError: the weights cannot be loaded (see `load_qwen2`), were trained for fewer
-      tokens than --config.router.max_tokens, or have fewer rows than their tokenizer
-      has tokens.
+    ValueError: the weights cannot be loaded (see `load_qwen2`), or have fewer positions
+      than --config.router.max_tokens, or fewer rows than their tokenizer has tokens.
   """
   directory = Path(config.weights)
   shape, file_of = check_directory(directory)
   for name, path in file_of.items():
     _read(path, name)
-  longest = shape.max_position_embeddings
-  if config.max_tokens > longest:
-    raise ValueError(
-      f"--config.router.max_tokens is {config.max_tokens}, but {config.weights} was"
-      f" trained for {longest} tokens. Choose at most this number."
-    )
-  tokens = max(read_tokenizer(directory).get_vocab().values()) + 1
-  if tokens > shape.vocab_size:
-    raise ValueError(
-      f"{directory}/tokenizer.json has {tokens} tokens, but config.json has"
-      f" vocab_size {shape.vocab_size}. Use both files of the same model."
-    )
+  tokens = 1 + max(read_tokenizer(directory).get_vocab().values())
+  for name, count, most in (
+    ("--config.router.max_tokens", config.max_tokens, shape.max_position_embeddings),
+    ("the size of tokenizer.json", tokens, shape.vocab_size),
+  ):
+    if count > most:
+      raise ValueError(
+        f"{directory}: {name} is {count}, expected at most {most}, as config.json says."
+        " Set a lower number, or use all files of one model."
+      )
 
 
 def load_qwen2(
@@ -185,9 +178,8 @@ def load_qwen2(
     mesh: the parameters are spread over it; None is one device.
 
   Raises:
-    ValueError: a file is missing or damaged; the model is no plain Qwen2; the machine
-      has too little memory; a tensor is missing, unknown or duplicate, has another
-      shape, or has a number that is not finite.
+    ValueError: a file is missing or damaged; the model is no plain Qwen2; a tensor is
+      missing or unknown, has another shape, or has a number that is not finite.
   """
   config, file_of = check_directory(directory)
 
@@ -216,9 +208,9 @@ def load_qwen2(
 
 
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
-  """Check the config.json and the tensors' headers of a Hugging Face directory.
+  """Compare the tensors of a Hugging Face directory with those of its config.json.
 
-  The check does not read the numbers of the tensors.
+  The numbers of the tensors are not read.
 
   Args:
     directory: the directory with config.json and model*.safetensors.
@@ -230,49 +222,32 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
     ValueError: see `load_qwen2`.
   """
   config = read_config(directory)
-  expected = expected_tensors(config)
-  needed_gb = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
-  memory_gb = 1e-9 * (psutil.virtual_memory().total + psutil.swap_memory().total)
-  if needed_gb > memory_gb:
-    sizes = f"weights need {needed_gb:,.0f} GB in float32, memory has {memory_gb:,.0f}"
-    raise ValueError(f"{directory}: {sizes}. Choose smaller weights.")
+  expected = {name: x.shape for name, x in expected_tensors(config).items()}
+  stored = {}
   file_of = {}
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
       with safe_open(require_file(path), "np") as file:
-        headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+        for name in file.keys():  # noqa: SIM118
+          stored[name] = tuple(file.get_slice(name).get_shape())
+          file_of[name] = path
+    except (SafetensorError, OSError) as error:
       raise ValueError(
         f"Cannot read {path} ({error}). Restore or download the file again."
       ) from None
-    for name, header in headers.items():
-      stored = f"{header.get_dtype()} {header.get_shape()}"
-      if name in file_of:
-        problem = f"{name} is in {file_of[name].name} too, expected in one file"
-      elif name not in expected:
-        problem = f"{name!r} is unknown to a Qwen2 of the shape in config.json"
-      else:
-        shape = list(expected[name].shape)
-        if stored in [f"{dtype} {shape}" for dtype in STORED]:
-          file_of[name] = path
-          continue
-        problem = f"{name} is {stored}, expected {' or '.join(STORED)} {shape}"
-      raise ValueError(f"{path}: tensor {problem}. Use the files of one plain Qwen2.")
-  for name in sorted(expected.keys() - file_of.keys()):
-    raise ValueError(
-      f"{directory}: tensor {name} is in no model*.safetensors file."
-      " Restore the missing file, or download the model again."
-    )
+  for name in sorted(expected.keys() | stored.keys()):
+    sizes = stored.get(name, "missing")
+    needed = expected.get(name, "no such tensor")
+    if sizes != needed:
+      raise ValueError(
+        f"{directory}: tensor {name!r} is {sizes}, expected {needed}. Use the complete"
+        " files of one plain Qwen2."
+      )
   return config, file_of
 
 
 def expected_tensors(shape: Qwen2Config) -> dict[str, jax.ShapeDtypeStruct]:
-  """Compute the shapes of the tensors in Hugging Face's files of a model.
-
-  Returns:
-    The shape of each tensor by its name. Its dtype is the parameter's, not the
-    files'.
-  """
+  """Compute the shapes of the tensors in Hugging Face's files, by their names."""
   params = nnx.split(make_abstract_model(shape))[1]
   return jax.eval_shape(lambda params: dict(_list_tensors(params)), params)
 
@@ -281,41 +256,28 @@ def read_config(directory: Path | str) -> Qwen2Config:
   """Read the shape of a model from a directory's config.json.
 
   Raises:
-    ValueError: the file is missing, damaged or incomplete, or the model is no plain
-      Qwen2.
+    ValueError: the file is missing or damaged, or the model is no plain Qwen2.
   """
   path = Path(directory) / "config.json"
   try:
-    fields = dict(json.loads(require_file(path).read_text()))
+    fields = json.loads(require_file(path).read_text())
+    fields = {"model_type": "", **(fields.get("rope_parameters") or {}), **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
-    fields = {"model_type": None, **fields.get("rope_parameters", {}), **fields}
-    fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
-    head_dim = fields["hidden_size"] // fields["num_attention_heads"]
-    fields.setdefault("head_dim", head_dim)
-  except (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    RecursionError,
-  ) as error:
-    raise ValueError(
-      f"Cannot read {path} ({error}). Set --config.router.weights to a Hugging Face"
-      " directory of a Qwen2, or run --stage=setup."
-    ) from None
-  try:
-    shape = Qwen2Config(**fields)
+    heads = fields["num_attention_heads"]
+    fields = {"num_key_value_heads": heads, **fields}
+    fields = {"head_dim": fields["hidden_size"] // heads, **fields}
+    return Qwen2Config(**fields)
   except ValidationError as error:
     first = error.errors()[0]
-    problem = f"{path} has an unsupported {first['loc'][0]} ({first['msg']})"
-    raise ValueError(f"{problem}. Choose a plain Qwen2 or Qwen2.5.") from None
-  if shape.num_attention_heads % shape.num_key_value_heads:
     raise ValueError(
-      f"{path}: num_attention_heads must be a multiple of num_key_value_heads."
-      " Restore or download the file again."
-    )
-  return shape
+      f"{path} has an unsupported {first['loc'][0]} ({first['msg']})."
+      " Choose a plain Qwen2 or Qwen2.5."
+    ) from None
+  except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+    raise ValueError(
+      f"Cannot read {path} ({error}). Set --config.router.weights to a Hugging Face"
+      " directory of a Qwen2."
+    ) from None
 
 
 def save_qwen2(
@@ -324,7 +286,9 @@ def save_qwen2(
   tokenizer: Path,
   dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> None:
-  """Write a model as a Hugging Face directory.
+  """Write a model as a Hugging Face directory that transformers and vLLM can load.
+
+  The directory gets its name only when all of its files are written.
 
   Args:
     model: the model.
@@ -338,27 +302,7 @@ def save_qwen2(
   arrays = {}
   for name, x in _list_tensors(nnx.split(model)[1]):
     arrays[name] = np.ascontiguousarray(x.astype(dtype))
-  write_directory(directory, arrays, model.config, tokenizer.read_text())
-
-
-def write_directory(
-  directory: Path, arrays: dict[str, np.ndarray], shape: Qwen2Config, tokenizer: str
-) -> None:
-  """Write a Hugging Face directory that transformers and vLLM can load.
-
-  The directory gets its name only when all of its files are written.
-
-  Args:
-    directory: the directory to write. It must be empty, or not exist yet.
-    arrays: the tensors by their names.
-    shape: the shape of the model.
-    tokenizer: the text of a `tokenizer.json`.
-
-  Raises:
-    ValueError: the tensors cannot be written, or a number is infinite or NaN.
-  """
-  for name, numbers in arrays.items():
-    check_finite(numbers, f"{directory}: tensor {name}")
+    check_finite(arrays[name], f"{directory}: tensor {name}")
   temporary = directory.with_name(directory.name + ".tmp")
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
@@ -372,16 +316,15 @@ def write_directory(
   # The safetensors package makes its file readable for the owner only. All other files
   # of the directory are readable for everyone, so this file is made so too.
   file.chmod(0o644)
-  stored = next(iter(arrays.values())).dtype.name
-  fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": stored}
-  fields |= {name: value for name, value in vars(shape).items() if value is not None}
+  fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": jnp.dtype(dtype).name}
+  fields |= {name: x for name, x in vars(model.config).items() if x is not None}
   settings = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "clean_up_tokenization_spaces": False,
   }
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
   (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-  (temporary / "tokenizer.json").write_text(tokenizer)
+  shutil.copy(tokenizer, temporary / "tokenizer.json")
   temporary.replace(directory)
 
 
