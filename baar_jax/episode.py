@@ -14,20 +14,6 @@ LARGE = 1
 SPLITS = ("train", "dev", "test")
 
 
-def decision_words(models: int) -> tuple[str, ...]:
-  """Return the words that name the models in prompts and answers, the cheapest first.
-
-  Two models are SMALL and BIG, as in the paper's prompts. More models are named by rank
-  (our choice).
-
-  Args:
-    models: number of models.
-  """
-  if models == 2:
-    return ("SMALL", "BIG")
-  return tuple(f"M{rank}" for rank in range(1, models + 1))
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
   """One task of an environment.

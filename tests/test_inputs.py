@@ -14,13 +14,13 @@ from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router import inputs as facts
 from baar_jax.router.inputs import (
+  StateReader,
   Tracker,
   compare_words,
   hash_words,
   learn_vocabulary,
   weigh_words,
 )
-from baar_jax.router.reader import StateReader
 
 TEXTS = "Find the red lamp", "Find the blue lamp", "Find the red box", "Find a door"
 TASKS = {text: Task(text, "train", text, 9) for text in TEXTS}

@@ -259,24 +259,25 @@ def test_a_judge_is_shown_the_prompt_and_billed(
 
 
 def test_the_scripted_judge_reads_the_prompt():
-  done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
+  ask = "\nWhich model should act next, SMALL or BIG?\nDecision:"
+  done = "Step 1 [Model: SMALL] action: go\nresult: {}"
   # The judge's cache has 4 tokens at least, in steps of 4, and no longer than 10 s.
   billing = Billing((Price(1.0, 0.5, 4.0),), (CacheRule(4, 4, 10.0),), step_s=5.0)
   judge = ScriptedJudge(Account(billing, unlimited))
   answers = {
-    "Previous steps: none\nDecision:": "BIG",
+    "Previous steps: none": "BIG",
     done.format("a hall"): "SMALL",
     done.format("Nothing happens."): "BIG",
-    "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n": "BIG",
+    "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall": "BIG",
   }
   for text, answer in answers.items():
-    assert judge.reply([{"role": "user", "content": text}], 0).text == answer
-  # The prompts have 27, 23 and 23 characters. The first 20 are the same, so 5 tokens are
+    assert judge.reply([{"role": "user", "content": text + ask}], 0).text == answer
+  # The prompts have 27, 23 and 23 characters. The first 22 are the same, so 5 tokens are
   # shared and 4 are cached. 40 seconds later nothing is.
-  judge = ScriptedJudge(Account(billing, unlimited), models=3)
+  judge = ScriptedJudge(Account(billing, unlimited))
   usages = []
-  for step, end in ((0, "one two"), (1, "two"), (9, "two")):
-    message = {"role": "user", "content": "Previous steps: none" + end}
+  for step, end in ((0, "first"), (1, "x"), (9, "x")):
+    message = {"role": "user", "content": "act next, A or B or C?" + end}
     call = judge.reply([message], step).call
     assert call.model == 3
     usages.append(call.usage)

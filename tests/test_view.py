@@ -227,10 +227,12 @@ def test_an_unsuitable_tokenizer_is_refused_in_one_line(
   fields = json.loads((tokenizer_dir / "tokenizer.json").read_text())
   # <|SMALL|> and <|BIG|> need different tokens, or they always are equally probable.
   fields["model"]["vocab"]["<|BIG|>"] = 0
-  for changes, line in [
-    ({"normalizer": PANIC}, UNREADABLE),
-    ({"added_tokens": []}, "lacks one of the decision tokens"),
+  lacking = "lacks one of <|SMALL|>, <|BIG|>"
+  for changes, config, line in [
+    ({"normalizer": PANIC}, router_config, UNREADABLE),
+    ({"added_tokens": []}, router_config, re.escape(lacking)),
+    ({}, dataclasses.replace(router_config, vocab_size=339), "more than 339 tokens"),
   ]:
     (tmp_path / "tokenizer.json").write_text(json.dumps(fields | changes))
     with pytest.raises(ValueError, match=line):
-      View(router_config, tmp_path)
+      View(config, tmp_path)

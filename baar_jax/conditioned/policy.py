@@ -10,8 +10,7 @@ from baar_jax.conditioned.heads import Heads, count_calls_left, describe, estima
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.inputs import compare_words
-from baar_jax.router.reader import StateReader
+from baar_jax.router.inputs import StateReader, compare_words
 
 
 class Situation(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import ERROR_WORDS, Env, Errors, Lapse, Oracle
-from baar_jax.episode import SMALL, Call, Reply, Reserve, Task, decision_words
+from baar_jax.episode import SMALL, Call, Reply, Reserve, Task
 from baar_jax.llms.history import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
@@ -95,7 +95,7 @@ class ScriptedPair:
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
       """Start the judge in an episode."""
-      return ScriptedJudge(Account(billing, reserve), len(self.names))
+      return ScriptedJudge(Account(billing, reserve))
 
     return start
 
@@ -280,18 +280,17 @@ class ScriptedJudge(Agent):
 
   Attributes:
     account: bills the judge's calls.
-    models: number of models to choose from.
   """
 
   account: Account
-  models: int = 2
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    """Answer with the word that names the chosen model; see `decision_words`."""
-    rounds = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
+    """Answer with one of the words in the prompt's question, the cheapest first."""
+    prompt = messages[-1]["content"]
+    words = re.search(r"act next, (.*)\?", prompt)[1].split(" or ")
+    rounds = re.findall(r" action: (.*)\nresult: (.*)", prompt)
     rank = SMALL
     if not rounds or rounds[-1] in rounds[:-1] or ERROR_WORDS.search(rounds[-1][1]):
       rank = -1
-    answer = decision_words(self.models)[rank]
-    call = self.account.pay(0, messages, answer, step)
-    return Reply(answer, dataclasses.replace(call, model=self.models))
+    call = self.account.pay(0, messages, words[rank], step)
+    return Reply(words[rank], dataclasses.replace(call, model=len(words)))

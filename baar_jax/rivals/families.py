@@ -48,9 +48,10 @@ from baar_jax.rollout.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
 from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
+from baar_jax.router.inputs import StateReader
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2, softmax
-from baar_jax.router.reader import Reader, StateReader
+from baar_jax.router.reader import Reader
 from baar_jax.store import Store
 
 

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -355,3 +355,41 @@ class Tracker:
     ]
     values = [self._strength, self._kind is not None, *self._offer_V, *kind_V]
     return np.concatenate([values, np.log1p(counts)]).astype(np.float32)
+
+
+class StateReader:
+  """Compute the states of live episodes, which the value heads read.
+
+  An episode's facts are updated by its new steps only. If its earlier steps have
+  changed, all of its steps are read again.
+  """
+
+  def __init__(self, vocabulary: Vocabulary) -> None:
+    """Set up a reader without episodes.
+
+    Args:
+      vocabulary: the statistics of the training tasks and episodes.
+    """
+    self._vocabulary = vocabulary
+    self._trackers: dict[Hashable, Tracker] = {}
+
+  def read(self, ready: Sequence[Live]) -> States:
+    """Compute the states of the R episodes that wait for a decision."""
+    trackers = [self._follow(live) for live in ready]
+    features_RxD = np.stack([tracker.read() for tracker in trackers])
+    progress_RxP = np.array([tracker.progress for tracker in trackers])
+    return States(features_RxD, progress_RxP)
+
+  def forget(self, live: Live) -> None:
+    """Free what is kept of an episode that ended or starts again."""
+    self._trackers.pop(live.key, None)
+
+  def _follow(self, live: Live) -> Tracker:
+    """Return the tracker of an episode, after its newest observation."""
+    tracker = self._trackers.get(live.key)
+    if tracker is None or not tracker.follows(live):
+      tracker = self._trackers[live.key] = Tracker(self._vocabulary, live.task)
+    for step in live.steps[len(tracker.steps) :]:
+      tracker.act(step)
+    tracker.see(live.observation)
+    return tracker

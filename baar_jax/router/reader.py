@@ -1,4 +1,4 @@
-"""Read live episodes: new tokens into the router's KV cache, or states for values."""
+"""Read live episodes: feed their new tokens to the router, with a KV cache."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
-from baar_jax.router.inputs import States, Tracker, Vocabulary
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 
@@ -176,44 +175,6 @@ class Reader:
       self._graphdef, self._params, self._cache, inputs, self._token_ids
     )
     return np.asarray(logits_RxA, np.float64), T
-
-
-class StateReader:
-  """Compute the states of live episodes, which the value heads read.
-
-  An episode's facts are updated by its new steps only. If its earlier steps have
-  changed, all of its steps are read again.
-  """
-
-  def __init__(self, vocabulary: Vocabulary) -> None:
-    """Set up a reader without episodes.
-
-    Args:
-      vocabulary: the statistics of the training tasks and episodes.
-    """
-    self._vocabulary = vocabulary
-    self._trackers: dict[Hashable, Tracker] = {}
-
-  def read(self, ready: Sequence[Live]) -> States:
-    """Compute the states of the R episodes that wait for a decision."""
-    trackers = [self._follow(live) for live in ready]
-    features_RxD = np.stack([tracker.read() for tracker in trackers])
-    progress_RxP = np.array([tracker.progress for tracker in trackers])
-    return States(features_RxD, progress_RxP)
-
-  def forget(self, live: Live) -> None:
-    """Free what is kept of an episode that ended or starts again."""
-    self._trackers.pop(live.key, None)
-
-  def _follow(self, live: Live) -> Tracker:
-    """Return the tracker of an episode, after its newest observation."""
-    tracker = self._trackers.get(live.key)
-    if tracker is None or not tracker.follows(live):
-      tracker = self._trackers[live.key] = Tracker(self._vocabulary, live.task)
-    for step in live.steps[len(tracker.steps) :]:
-      tracker.act(step)
-    tracker.see(live.observation)
-    return tracker
 
 
 class Inputs(NamedTuple):

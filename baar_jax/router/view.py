@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import Episode, Step, Task, decision_words
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Cap, Live
 from baar_jax.store import require_file
 
@@ -55,6 +55,20 @@ HARD_DOLLARS = (
 HARD_SPENT = "\nThe budget is spent: only SMALL is left for up to {steps} steps."
 ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
 ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
+
+
+def decision_words(models: int) -> tuple[str, ...]:
+  """Return the words that name the models in prompts and answers, the cheapest first.
+
+  Two models are SMALL and BIG, as in the paper's prompts. More models are named by rank
+  (our choice).
+
+  Args:
+    models: number of models.
+  """
+  if models == 2:
+    return ("SMALL", "BIG")
+  return tuple(f"M{rank}" for rank in range(1, models + 1))
 
 
 class Window(NamedTuple):
@@ -115,17 +129,12 @@ class View:
     tokens = decision_tokens(models)
     self.decision_ids = [self.tokenizer.token_to_id(token) for token in tokens]
     self.logit_ids = self.decision_ids[:2] if proposals else self.decision_ids
-    if len({*self.decision_ids} - {None}) < models:
-      missing = f"one of the decision tokens {', '.join(tokens)}"
-      raise ValueError(
-        f"{directory}/tokenizer.json lacks {missing}."
-        " Restore a copy that was made for this number of models."
-      )
+    are_known = len({*self.decision_ids} - {None}) == models
     last_id = max(self.tokenizer.get_vocab().values())
-    if not config.weights and last_id >= config.vocab_size:
+    if not are_known or (last_id >= config.vocab_size and not config.weights):
       raise ValueError(
-        f"{directory}/tokenizer.json has a token with id {last_id}, expected ids below"
-        f" --config.router.vocab_size, {config.vocab_size}. Restore a copy of the file."
+        f"{directory}/tokenizer.json lacks one of {', '.join(tokens)}, or has more than"
+        f" {config.vocab_size} tokens. Restore the copy that this run made."
       )
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
