@@ -45,8 +45,6 @@ from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import evaluate, plan, train
 from baar_jax.store import read_config
-from baar_serve import __main__ as serve
-from baar_serve import traces as import_traces
 from configs import quickstart
 
 STAGES = {
@@ -60,9 +58,7 @@ STAGES = {
 }
 # Stages that --stage=all does not run. They run in one process only.
 EXTRA = {
-  "import": import_traces.main,
   "export": train.export,
-  "serve": serve.main,
 }
 
 
@@ -203,11 +199,11 @@ def validate(config: Config) -> None:
   if config.env.kind == RECORDED:
     # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
+  else:
+    check_variables("models.key_variables", config.models.key_variables)
+    judge = config.baselines.judge
+    check_variables("baselines.judge.key_variables", judge.key_variables)
   config.env.options = table.changed_options(config.env.kind, config.env.options)
-  check_variables("models.key_variables", config.models.key_variables)
-  check_variables("serve.key_variable", (config.serve.key_variable,))
-  judge = config.baselines.judge
-  check_variables("baselines.judge.key_variables", judge.key_variables)
   try:
     families.check_baselines(config)
     check_environment(config)

@@ -23,10 +23,7 @@ MAX_COST_WEIGHT = 2.0  # The largest one of value heads; see conditioned/heads.p
 CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 # Addresses with users, passwords or queries are refused: they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
-FORMS = "^(chat/completions|responses|messages| )+$"
 VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
-# Names of models that agents send by default, and what they stand for.
-ALIASES = (("claude-*haiku*", "baar:small"), ("claude-*", "baar"), ("gpt-*", "baar"))
 Share = Annotated[float, Field(ge=0, le=1)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 PriceRow = Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)]
@@ -139,15 +136,10 @@ class ModelsConfig:
     temperature: Sampling temperature of the models.
     max_completion_tokens: Largest number of tokens of a reply in a run that plays
       tasks. The worst case of a call assumes a reply of this length.
-    forms: Wire forms that the upstream endpoints offer to --stage=serve: one text for
-      all models, or one per model, such as "chat/completions responses". () is all.
     token_limit_field: Name of the request's field that limits the tokens of a reply.
-    tokenizer_families: One name per model for --stage=serve: models with one name have
-      one tokenizer. A file tokenizer.json counts tokens exactly. () is by known names.
-    context_tokens: Tokens of each model's window for --stage=serve; 0 is the known one.
     concurrency: Largest number of calls in flight at one model.
-    timeout_s: Seconds within which the whole answer of an attempt must arrive, or with
-      --stage=serve the beginning of a stream. A slower attempt has failed.
+    timeout_s: Seconds within which the whole answer of an attempt must arrive, or the
+      beginning of a stream. A slower attempt has failed.
     retries: Number of times that a failed attempt is repeated.
     max_failures: Number of failures in a row, of attempts or of episodes, that ends the
       run.
@@ -162,12 +154,9 @@ class ModelsConfig:
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
   max_completion_tokens: int = positive(1024, 10_000_000)
-  forms: tuple[Annotated[str, Field(pattern=FORMS)], ...] = ()
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
-  tokenizer_families: tuple[str, ...] = ()
-  context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
   concurrency: int = positive(16, 10_000)
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
@@ -177,10 +166,10 @@ class ModelsConfig:
   def _check(self) -> Self:
     """Raise an error unless each tuple has as many values as there are models."""
     count = len(self.names)
-    for field in ("prices", "skills", "tokenizer_families", "context_tokens"):
+    for field in ("prices", "skills"):
       is_valid = len(getattr(self, field)) in (0, count)
       require(is_valid, field, "() or a value for each of the names")
-    for field in ("base_urls", "key_variables", "forms"):
+    for field in ("base_urls", "key_variables"):
       is_valid = len(getattr(self, field)) in (0, 1, count)
       require(is_valid, field, "(), one value, or a value for each of the names")
     return self
@@ -552,73 +541,6 @@ class DistributedConfig:
 
 
 @section
-class ServeConfig:
-  """Configure the endpoint of --stage=serve.
-
-  Attributes:
-    host: Address to listen on. Addresses that other machines can reach need a key.
-    port: Port to listen on; 0 takes any free port.
-    policy: Policy that decides for the model name "baar". "router" is the trained
-      router. "sample" lets it sample its decisions, and BoPO's next update learns from
-      these sessions.
-    router: Directory of the run whose trained router decides; "" is this run.
-    max_usd: Default cap on a session's US dollars, which a client can only lower; None
-      is no cap.
-    max_large_calls: Default cap on a session's LARGE calls, which a client can only
-      lower; None is no cap.
-    reserve_usd: US dollars of a session's cap that calls must leave unspent. If no call
-      fits any more, one last call may spend them.
-    exhausted: Answer to a call whose worst case exceeds a budget: an error with status
-      402 or 429, or "finish" for a whole answer that says so.
-    call_timeout_s: Seconds that a client's call may take with all of its attempts.
-    max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
-      the model's longest reply.
-    estimate: Multiple of a call's expected cost that is reserved in place of its worst
-      case; 0 reserves the worst case. A session may then pass its cap, by at most the
-      worst cases of its calls in flight.
-    fallback: Whether another model answers if all attempts at the chosen model have
-      failed.
-    record_text: Whether the texts of tasks, results and actions are stored. Training
-      needs them.
-    aliases: Pairs of a pattern of model names that clients send, and the name that
-      takes its place.
-    side_calls: Whether titles, summaries and the like go to SMALL and are no steps.
-    idle_s: Seconds after its last call after which a conversation is over.
-    report_s: Seconds after which a decision without a report counts at its worst case.
-    outcome: Command that gets a session's name and prints its score; "" runs none.
-    keys: TOML file of clients' keys; docs/serving_reference.md has its form.
-    key_variable: Name of the environment variable with the clients' key; "" is no key.
-    max_sessions: Number of sessions for which the router's KV cache has room.
-    max_body_mb: Largest body of a client's request in MiB.
-  """
-
-  host: str = Field("127.0.0.1", min_length=1, max_length=253)
-  port: int = not_negative(8000, 65535)
-  policy: str = Field(
-    "router", pattern="^(router|small|large|random|stratified|sample)$"
-  )
-  router: str = ""
-  max_usd: float | None = not_negative(None)
-  max_large_calls: int | None = not_negative(None, 10**9)
-  reserve_usd: float = not_negative(0.0)
-  exhausted: str = Field("402", pattern="^(402|429|finish)$")
-  call_timeout_s: float = positive(600.0)
-  max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
-  estimate: float = not_negative(0.0, 100)
-  fallback: bool = False
-  record_text: bool = False
-  aliases: tuple[tuple[str, str], ...] = ALIASES
-  side_calls: bool = True
-  idle_s: float = positive(21_600.0)
-  report_s: float = positive(600.0)
-  outcome: str = ""
-  keys: str = ""
-  key_variable: str = Field("", pattern=VARIABLE)
-  max_sessions: int = positive(256, 100_000)
-  max_body_mb: float = positive(64.0, 1000)
-
-
-@section
 class Config:
   """Configure a run.
 
@@ -628,7 +550,6 @@ class Config:
     seed: First training seed, on which all random numbers of training depend.
     train_seeds: Number of training seeds. Every training is repeated with each of them.
     max_usd: Cap on the US dollars of all model calls of the run; 0 is no cap.
-    traces: File that --stage=import reads.
     dry_run: Whether to print the remaining work with its expected cost, and run
       nothing.
   """
@@ -638,7 +559,6 @@ class Config:
   seed: int = not_negative(0, 10**9)
   train_seeds: int = positive(1, 100)
   max_usd: float = not_negative(0.0)
-  traces: str = ""
   dry_run: bool = False
   env: EnvConfig = Field(default_factory=EnvConfig)
   models: ModelsConfig = Field(default_factory=ModelsConfig)
@@ -651,7 +571,6 @@ class Config:
   bopo: BoPOConfig = Field(default_factory=BoPOConfig)
   baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
   evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
-  serve: ServeConfig = Field(default_factory=ServeConfig)
   distributed: DistributedConfig = Field(default_factory=DistributedConfig)
 
   @validator

@@ -40,11 +40,10 @@ from baar_jax.store import RESTORE, Store, read_config
 # field leaves stored results valid. It changes later trainings at most by the rounding
 # of sums.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
-bopo.lam traces serve baselines profile.robustness evaluate value.cost_weights
+bopo.lam baselines profile.robustness evaluate value.cost_weights
 value.capped_cost_weights distributed max_usd dry_run models.key_variables
 models.concurrency models.token_limit_field models.timeout_s models.retries
-models.max_failures models.forms models.tokenizer_families models.context_tokens
-sft.micro_episodes"""
+models.max_failures sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 # Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
@@ -343,9 +342,8 @@ class Run:
     for episode in self.store.episodes(spec.key, {job.key for job in jobs}):
       if not any(step.observation or step.action for step in episode.steps):
         raise ValueError(
-          f"sessions of {label_family(spec.family)} were stored without texts to learn "
-          "from: collect new ones with another --config.name, and "
-          "--config.serve.record_text=True"
+          f"episodes of {label_family(spec.family)} were stored without texts to learn "
+          "from: collect new ones with their texts, under another --config.name"
         )
 
   def print(self, text: str) -> None:

@@ -1,4 +1,7 @@
-"""Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
+"""Serve an endpoint that routes the calls of agents.
+
+python -m baar_serve --config.name=try --config.router=runs/quickstart
+"""
 
 import asyncio
 import contextlib
@@ -8,30 +11,32 @@ import gc
 import hashlib
 import os
 import resource
+import signal
 import socket
 import threading
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from baar_jax.config import RECORDED
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from baar_jax.learn.checkpoint import RouterFiles
-from baar_jax.report.texts import label_policy
-from baar_jax.rivals.families import FAMILIES, Loader, open_router
+from baar_jax.rivals.families import Loader, open_router
 from baar_jax.rivals.listing import served_specs
 from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.store import read_run, require_file
-from baar_serve.request import ROUTER, SAMPLE, ClientKey
-
-# Only this stage needs the libraries of a server, so its functions import them.
-if TYPE_CHECKING:
-  import uvicorn
-  from starlette.types import ASGIApp
-  from uvicorn.protocols.http.h11_impl import H11Protocol
-
-  from baar_serve.app import App
+from baar_serve.app import LOCAL, App
+from baar_serve.config import ServeConfig, open_run, run_command
+from baar_serve.exchange import Exchange
+from baar_serve.request import ROUTER, ClientKey
+from baar_serve.sessions import Sessions
 
 # The type of a result.
 Result = TypeVar("Result")
@@ -45,7 +50,7 @@ MOST_CONNECTIONS = 2000
 
 
 class Opening:
-  """Open a run's application while the server already answers.
+  """Open an application while the server already answers.
 
   Until the application is ready, each request is answered with HTTP 503.
 
@@ -53,31 +58,27 @@ class Opening:
     error: the error that keeps the application from being ready; None without one.
   """
 
-  def __init__(self, run: Run, starting: "ASGIApp"):
-    """Open nothing yet.
-
-    Args:
-      starting: the answer until the application is ready.
-    """
+  def __init__(self, config: ServeConfig, run: Run):
+    """Open nothing yet."""
     self.error: Exception | None = None
+    self._config = config
     self._run = run
-    self._app = starting
+    self._app: ASGIApp = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
 
   async def answer(self, *message: object) -> None:
     """Answer a request by the application, or say that the server is starting."""
     await self._app(*message)
 
-  async def open(self, ready: str, server: "uvicorn.Server") -> None:
+  async def open(self, ready: str, server: uvicorn.Server) -> None:
     """Open the application, and keep it open until this task is cancelled.
 
     Args:
       ready: the line to print when it is ready.
       server: the server, which ends if the application cannot be opened.
     """
-    run = self._run
     try:
-      policies = await wait_for_thread(functools.partial(open_policies, run))
-      app = build(run, policies)
+      opening = functools.partial(open_policies, self._config, self._run)
+      app = build(self._config, self._run, await wait_for_thread(opening))
       # What is open now stays open. All calls would wait while Python looks for garbage
       # among it.
       gc.collect()
@@ -88,118 +89,100 @@ class Opening:
       return
     async with app.router.lifespan_context(app):
       self._app = app
-      run.print(ready)
+      self._run.print(ready)
       await asyncio.Event().wait()
 
 
-def main(run: Run) -> None:
-  """Serve a run's endpoint until Ctrl-C.
+def serve(config: ServeConfig) -> None:
+  """Serve until Ctrl-C.
 
   Raises:
     ValueError: a router, a price or a key is missing, or the server cannot listen at
       the address.
   """
-  import uvicorn
-  from starlette.applications import Starlette
-  from starlette.responses import JSONResponse
-
-  serve_config = run.config.serve
-  host = serve_config.host
+  # The server has its own handler while it runs. Finished work is on disk.
+  signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+  host = config.host
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:
-    listener = socket.create_server((host, serve_config.port), family=family)
+    listener = socket.create_server((host, config.port), family=family)
   except OSError as error:
     raise ValueError(
-      f"Cannot listen on {host}:{serve_config.port} ({error.strerror}). "
-      "Set another --config.serve.port or --config.serve.host."
+      f"Cannot listen on {host}:{config.port} ({error.strerror}). "
+      "Set another --config.port or --config.host."
     ) from None
-  starting = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
-  opening = Opening(run, starting)
+  with listener, contextlib.closing(open_run(config)) as run:
+    opening = Opening(config, run)
 
-  @contextlib.asynccontextmanager
-  async def live(gate: Starlette) -> AsyncIterator[None]:
-    """Open the application beside the server."""
-    ready = (
-      f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
-    )
-    task = asyncio.ensure_future(opening.open(ready, server))
-    yield
-    task.cancel()
+    @contextlib.asynccontextmanager
+    async def live(gate: Starlette) -> AsyncIterator[None]:
+      """Open the application beside the server."""
+      ready = f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
+      task = asyncio.ensure_future(opening.open(ready, server))
+      yield
+      task.cancel()
 
-  with listener:
     address = f"http://{host}:{listener.getsockname()[1]}"
     run.print(f"Starting at {address}: opening and compiling the policies.")
-    if serve_config.estimate:
-      run.print(
-        f"--config.serve.estimate={serve_config.estimate:g}: a session may pass its "
-        "cap, by at most the worst cases of its calls in flight."
-      )
     gate = Starlette(lifespan=live)
     gate.mount("/", opening.answer)
     # A call in flight needs two open files, its client's and its model's connection.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    config = uvicorn.Config(
+    server_config = uvicorn.Config(
       gate,
-      http=make_protocol(),
+      http=Connection,
       log_level="warning",
       limit_concurrency=MOST_CONNECTIONS,
       timeout_graceful_shutdown=GRACE_S,
       ws="none",
     )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config)
     server.run(sockets=[listener])
-  if opening.error:
-    raise opening.error
+    if opening.error:
+      raise opening.error
 
 
-def make_protocol() -> "type[H11Protocol]":
-  """Make the class of clients' connections.
+class Connection(H11Protocol):
+  """A client's connection with a time limit for the headers of each request.
 
-  A connection closes if a request's headers are late, or state its length in two ways.
+  A request that states its length in two ways is refused, and the connection closes.
   """
-  import h11
-  from uvicorn.protocols.http.h11_impl import H11Protocol
 
-  class Connection(H11Protocol):
-    """A client's connection with a time limit for the headers of each request."""
+  timer: asyncio.TimerHandle | None = None
 
-    timer: asyncio.TimerHandle | None = None
+  def __init__(self, *args: object, **options: object):
+    """Refuse a request that states its length in two ways, and close."""
+    super().__init__(*args, **options)
+    next_event = self.conn.next_event
 
-    def __init__(self, *args: object, **options: object):
-      """Refuse a request that states its length in two ways, and close."""
-      super().__init__(*args, **options)
-      next_event = self.conn.next_event
+    def read_event() -> object:
+      """Read the next event of the connection."""
+      event = next_event()
+      names = {name for name, _ in getattr(event, "headers", ())}
+      if names >= {b"content-length", b"transfer-encoding"}:
+        raise h11.RemoteProtocolError("two lengths")
+      return event
 
-      def read_event() -> object:
-        """Read the next event of the connection."""
-        event = next_event()
-        names = {name for name, _ in getattr(event, "headers", ())}
-        if names >= {b"content-length", b"transfer-encoding"}:
-          raise h11.RemoteProtocolError("two lengths")
-        return event
+    self.conn.next_event = read_event
 
-      self.conn.next_event = read_event
+  def connection_made(self, transport: asyncio.Transport) -> None:
+    """Start the time limit of the first request."""
+    super().connection_made(transport)
+    self.timer = self.loop.call_later(HEADERS_S, transport.close)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-      """Start the time limit of the first request."""
-      super().connection_made(transport)
-      self.timer = self.loop.call_later(HEADERS_S, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-      """Read data; the time limit ends with the headers, and starts with the next."""
-      super().data_received(data)
-      if self.cycle and not self.cycle.response_complete:
-        self.timer.cancel()
-      elif self.timer.cancelled():
-        self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
-
-    def connection_lost(self, error: Exception | None) -> None:
-      """End the time limit."""
+  def data_received(self, data: bytes) -> None:
+    """Read data; the time limit ends with the headers, and starts with the next."""
+    super().data_received(data)
+    if self.cycle and not self.cycle.response_complete:
       self.timer.cancel()
-      super().connection_lost(error)
+    elif self.timer.cancelled():
+      self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
 
-  return Connection
+  def connection_lost(self, error: Exception | None) -> None:
+    """End the time limit."""
+    self.timer.cancel()
+    super().connection_lost(error)
 
 
 async def wait_for_thread(work: Callable[[], Result]) -> Result:
@@ -219,98 +202,82 @@ async def wait_for_thread(work: Callable[[], Result]) -> Result:
   return await future
 
 
-def open_policies(run: Run) -> dict[str, Policy]:
+def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   """Open and compile the policies that clients can select by the model name.
 
-  They are the boundary policies, the random policies, and the policy of
-  `--config.serve.policy`. The keys are the rules, such as "small" or "router".
+  They are the boundary policies, the random policies, and the router if
+  `--config.policy` is "router". The keys are the rules, such as "small" or "router".
 
   Raises:
-    ValueError: `--config.serve.policy` needs a trained router, and there is none.
+    ValueError: `--config.policy` needs a trained router, and there is none.
   """
   files = run.training()
-  config = files.config
-  serve_config = config.serve
-  loader = Loader(files, serve_config.max_sessions)
+  loader = Loader(files, config.max_sessions)
   policies = {}
-  for name, spec in served_specs(config).items():
+  for name, spec in served_specs(run.config).items():
     policies[name] = loader.build(spec)
-  if serve_config.policy in (ROUTER, SAMPLE):
-    source = find_router_files(files)
-    policies[serve_config.policy] = open_router(
-      source, serve_config.max_sessions, serve_config.policy == SAMPLE
-    )
+  if config.policy == ROUTER:
+    source = find_router_files(config.router, files)
+    policies[ROUTER] = open_router(source, config.max_sessions)
   for policy in policies.values():
     policy.compile()
   return policies
 
 
-def find_router_files(files: RouterFiles) -> RouterFiles:
+def find_router_files(router: str, files: RouterFiles) -> RouterFiles:
   """Return the files of the run whose router decides.
 
-  `--config.serve.router` names this run. Without it, it is the run that serves. The
-  models and the environment are those of the run that serves.
+  The models and the environment are those of the run that the endpoint records.
 
   Args:
-    files: the files of the run that serves.
+    router: the directory of the run whose router decides; "" is the recorded run.
+    files: the files of the recorded run.
 
   Raises:
     ValueError: the run has no trained router, or its router has another number of
-      models than the run that serves.
+      models than the endpoint.
   """
-  config = files.config
-  router = config.serve.router
   if router:
     source = Path(router)
     trained = read_run(source)
+    models = files.config.models
     count = len(trained.models.names)
-    if count != len(config.models.names):
-      problem = f"--config.serve.router={router} routes between {count} models"
+    if count != len(models.names):
+      problem = f"--config.router={router} routes between {count} models"
       raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
-    served = dataclasses.replace(trained, models=config.models, env=config.env)
-    files = RouterFiles(source, served, files.mesh)
+    changed = dataclasses.replace(trained, models=models, env=files.config.env)
+    files = RouterFiles(source, changed, files.mesh)
   if not files.tokenizer.exists():
     problem = f"{files.directory} has no trained router"
-    remedy = "Set --config.serve.router to the directory of a run that has one"
-    raise ValueError(f"{problem}. {remedy}, or set --config.serve.policy=small.")
+    remedy = "Set --config.router to the directory of a run that has one"
+    raise ValueError(f"{problem}. {remedy}, or set --config.policy=small.")
   return files
 
 
-def build(run: Run, policies: dict[str, Policy]) -> "App":
-  """Build the web application that serves a run.
+def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
+  """Build the web application.
 
   Args:
+    run: the run that it records.
     policies: the result of `open_policies`.
 
   Raises:
-    ValueError: a router, a model's price or key, or the clients' key is missing, or
-      `--config.env.kind` is not "recorded".
+    ValueError: a model's key, or the clients' key is missing.
   """
-  from baar_serve.app import LOCAL, App
-  from baar_serve.exchange import Exchange
-  from baar_serve.sessions import Sessions
-
-  config = run.config
-  serve_config = config.serve
-  keys = read_keys(Path(serve_config.keys)) if serve_config.keys else []
-  key = os.environ.get(serve_config.key_variable, "").strip()
+  keys = read_keys(Path(config.keys)) if config.keys else []
+  key = os.environ.get(config.key_variable, "").strip()
   if key:
     digest = hashlib.sha256(key.encode()).hexdigest()
     keys.append(ClientKey(sha256=digest, operator=True))
-  if not keys and (serve_config.key_variable or serve_config.host not in LOCAL):
+  if not keys and (config.key_variable or config.host not in LOCAL):
     raise ValueError(
-      f"Serving at {serve_config.host} needs a key, which clients must send. "
-      "Set --config.serve.key_variable to the name of a variable that holds the key, "
-      "or --config.serve.keys to a file of keys."
-    )
-  if config.env.kind != RECORDED:
-    raise ValueError(
-      "--stage=serve needs a served run. Set --config.env.kind=recorded."
+      f"Serving at {config.host} needs a key, which clients must send. Set "
+      "--config.key_variable to the name of a variable that holds the key, or "
+      "--config.keys to a file of keys."
     )
   usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
-  label = functools.partial(label_policy, styles=FAMILIES)
-  return App(Exchange(config, run.store, sessions, policies), keys, label)
+  return App(Exchange(config, run.config, run.store, sessions, policies), keys)
 
 
 def read_keys(path: Path) -> list[ClientKey]:
@@ -324,5 +291,14 @@ def read_keys(path: Path) -> list[ClientKey]:
     return [ClientKey.read(table | {"name": name}) for name, table in tables.items()]
   except (OSError, TypeError, ValueError) as error:
     problem = f"Cannot read the keys in {path}: {error}"
-    remedy = "Correct --config.serve.keys; docs/serving_reference.md has its form"
+    remedy = "Correct --config.keys; baar_serve/README.md has its form"
     raise ValueError(f"{problem}. {remedy}.") from None
+
+
+def command() -> None:
+  """Run the command line; this is the command `baar-serve` of the package."""
+  run_command(serve)
+
+
+if __name__ == "__main__":
+  command()

@@ -1,4 +1,4 @@
-"""Answer clients' HTTP requests: chat completions, decisions, scores, and pages."""
+"""Answer clients' HTTP requests: calls of models, scores, and pages."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from baar_jax.config import Dollars
 from baar_jax.llms.provider import Outcome
 from baar_jax.llms.usage import ImpossibleUsage
-from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.rollout.specs import Cap
 from baar_serve.client import FORMS
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
@@ -70,25 +70,20 @@ class App(Starlette):
     self,
     exchange: Exchange,
     keys: Sequence[ClientKey],
-    label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the routes of an exchange.
 
     Args:
       keys: the keys that clients may send; without any, clients need no key.
-      label_policy: writes a policy's label for readers.
     """
     self.exchange = exchange
     self._keys = keys
-    self.desk = Desk(
-      exchange.config, exchange.sessions, exchange.deciders, label_policy
-    )
+    self.desk = Desk(exchange.config, exchange.sessions, exchange.deciders)
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
     self._page = jinja.get_template("sessions.html.j2")
     table = {
-      "POST /v1/decision": self._answer_decision,
       "GET /v1/models": self._list_models,
       "GET /v1/responses": self._refuse_socket,
       "POST /v1/messages/count_tokens": self._count_tokens,
@@ -129,7 +124,7 @@ class App(Starlette):
 
   async def _read(self, request: Request) -> dict:
     """Read the JSON body of a request."""
-    return await read_body(request, self.exchange.config.serve.max_body_mb)
+    return await read_body(request, self.exchange.config.max_body_mb)
 
   def _guard(
     self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
@@ -220,13 +215,12 @@ class App(Starlette):
       finally:
         leaving.cancel()
     except Refusal as refusal:
-      is_partial = headers.get("x-baar-on-exhausted") == "partial"
-      is_finished = self.exchange.config.serve.exhausted == "finish"
+      is_finished = self.exchange.config.exhausted == "finish"
       # Some agents go on after a text, and stop at this status.
       is_finished &= refusal.status != form.last_status
-      if refusal.code != EXHAUSTED or not (is_partial or is_finished):
+      if refusal.code != EXHAUSTED or not is_finished:
         raise
-      fields = form.write_answer("" if is_partial else str(refusal), NAME)
+      fields = form.write_answer(str(refusal), NAME)
       own_headers = refusal.headers
     if not fields:
       return StreamingResponse(
@@ -257,46 +251,6 @@ class App(Starlette):
     if isinstance(answer, Outcome):
       raise upstream.refuse(answer, messages.FORM)
     return JSONResponse(answer.fields)
-
-  async def _answer_decision(self, request: Request, key: ClientKey) -> Response:
-    """Answer a decision alone, for a client that calls the chosen model itself.
-
-    If the body has the `decision_id` of an earlier decision, book the usage that the
-    client reports for that decision's call.
-    """
-    exchange = self.exchange
-    body = await self._read(request)
-    if "decision_id" in body:
-      routed = exchange.book_report(key.client, body["decision_id"], body)
-      return JSONResponse(self.desk.describe(routed.call.purse), headers=routed.headers)
-    form = chat_completions.FORM
-    if "input" in body:
-      form = responses.FORM
-    if "anthropic-version" in request.headers:
-      form = messages.FORM
-    call = self.desk.receive(key, form, read_headers(request), body)
-    outlooks = exchange.forecast(call) if call.conversation else ()
-    routed = await exchange.decide(call)
-    number = exchange.reserve_reported(routed)
-    left = call.purse.remaining_caps
-    expected_usd = {}
-    warm_tokens = {}
-    for name, outlook in zip(exchange.names, outlooks):
-      expected_usd[name] = outlook.usd
-      warm_tokens[name] = outlook.warm_tokens
-    fields = dict(
-      decision_id=number,
-      session_id=call.purse.name,
-      conversation=call.conversation and call.conversation.id,
-      model=routed.upstream.name,
-      probabilities=dict(zip(exchange.names, routed.decision.p_A)),
-      p_large=routed.large_p,
-      expected_usd=expected_usd,
-      warm_tokens=warm_tokens,
-      left_usd=left.usd,
-      left_large_calls=left.calls,
-    )
-    return JSONResponse(fields, headers=routed.headers)
 
   async def _score_session(self, request: Request, key: ClientKey) -> Response:
     """End a session's task with its score, and respond with its caps and dollars."""
@@ -340,9 +294,8 @@ class App(Starlette):
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in all forms at once."""
-    caps = self.exchange.config.evaluate.call_budgets
     # Claude Code lists only names that begin like the first one, which is an alias.
-    names = [f"claude-{NAME}", *self.desk.served, *(f"{NAME}:K={K}" for K in caps)]
+    names = [f"claude-{NAME}", *self.desk.policies]
     models = []
     for name in names:
       models.append(
@@ -398,7 +351,7 @@ class App(Starlette):
     exchange = self.exchange
     page = self._page.render(
       names=exchange.names,
-      run=exchange.config,
+      config=exchange.config,
       query=request.query_params,
       sessions=self._list_newest(request, key),
       format_time=lambda s: time.strftime("%F %T", time.localtime(s)),

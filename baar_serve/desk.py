@@ -3,15 +3,15 @@
 import dataclasses
 import fnmatch
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from baar_jax.config import Config
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import cap_spec
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_serve.config import ServeConfig
 from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.records import State
 from baar_serve.request import (
@@ -53,25 +53,22 @@ class Desk:
   """Find the purse and the conversation of each call, or begin new ones.
 
   Attributes:
-    served: the policy of each model name that clients may send.
+    policies: the policy of each model name that clients may send.
   """
 
   def __init__(
     self,
-    config: Config,
+    config: ServeConfig,
     sessions: Sessions,
     deciders: Mapping[str, Decider],
-    label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the model names.
 
     Args:
       deciders: the deciders of the policies that clients can select, by rule.
-      label_policy: writes a policy's label for readers.
     """
-    self._config = config.serve
+    self._config = config
     self._names = config.models.names
-    self._label_policy = label_policy
     self._sessions = sessions
     self._deciders = deciders
     policy_of_name = {}
@@ -82,9 +79,8 @@ class Desk:
       )
       for weight in weights:
         policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
-    self.served = {
-      NAME: policy_of_name[f"{NAME}:{config.serve.policy}"]
-    } | policy_of_name
+    usual = policy_of_name[f"{NAME}:{config.policy}"]
+    self.policies = {NAME: usual} | policy_of_name
 
   def receive(
     self,
@@ -115,10 +111,10 @@ class Desk:
     conversation = self._match(key, fields, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
-    serve_config = self._config
+    config = self._config
     limits = Cap(
-      find_lowest(serve_config.max_large_calls, key.max_large_calls),
-      find_lowest(serve_config.max_usd, key.max_usd),
+      find_lowest(config.max_large_calls, key.max_large_calls),
+      find_lowest(config.max_usd, key.max_usd),
     )
     if purse:
       limits = purse.cap
@@ -141,7 +137,7 @@ class Desk:
         selected.cost_weight,
         policy,
         task_id=fields.task_id or history.opening,
-        description=history.task * serve_config.record_text,
+        description=history.task * config.record_text,
         opening=history.opening,
         began_s=time.time(),
       )
@@ -154,7 +150,7 @@ class Desk:
     records = conversation.records if conversation else ()
     # The history has one reply more than that of the last step's call.
     if records and records[-1].place == len(history.actions) - 1:
-      action = history.actions[-1] * serve_config.record_text
+      action = history.actions[-1] * config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
     passed_headers = pick_headers(headers, PASSED_HEADERS)
     query = headers.get("query", "")
@@ -166,14 +162,14 @@ class Desk:
     Raises:
       Refusal: no policy has this name.
     """
-    if name in self.served:
-      return self.served[name]
+    if name in self.policies:
+      return self.policies[name]
     for pattern, alias in self._config.aliases:
-      if fnmatch.fnmatchcase(name, pattern) and alias in self.served:
-        return self.served[alias]
+      if fnmatch.fnmatchcase(name, pattern) and alias in self.policies:
+        return self.policies[alias]
     raise Refusal(
       404,
-      f"Unknown model. Send one of these: {', '.join(self.served)}.",
+      f"Unknown model. Send one of these: {', '.join(self.policies)}.",
       code="model_not_found",
     )
 
@@ -260,21 +256,17 @@ class Desk:
       return False
     if headers.get("user-agent", "").startswith(TOOL_AGENTS):
       return True
-    size = bound_tokens(body)
+    tokens = bound_tokens(body)
     open_ones = "purse = ? AND changed_s > 0"
     for conversation in self._sessions.list_conversations(open_ones, purse.id):
       records = conversation.records
-      if records and records[-1].has_tools and size < records[-1].size:
+      if records and records[-1].has_tools and tokens < records[-1].bound_tokens:
         return True
     return False
 
-  def find_spec(self, selected: SelectedPolicy | State, cap: Cap) -> PolicySpec:
+  def find_spec(self, selected: SelectedPolicy, cap: Cap) -> PolicySpec:
     """Find the policy whose key a conversation's episode is stored under."""
     spec = self._deciders[selected.rule].policy.spec
-    # The key of a policy that samples rollouts contains the number of the update that
-    # learns from its episodes, so a session's cap must not change this key.
-    if spec.rollout:
-      return spec
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap)
 
@@ -308,37 +300,25 @@ class Desk:
     )
 
   def _describe_conversation(self, conversation: Conversation) -> dict:
-    """Return a conversation's state and steps as JSON.
-
-    The label of its policy is the rule's name if this server does not serve the rule.
-    """
+    """Return a conversation's state and steps as JSON."""
     names = self._names
     steps = []
-    switch_usd = 0.0
     unlike = 0
     for record in conversation.records:
       step = record.step
       fields = dict(model=names[step.model], cost_usd=step.spent_usd)
       steps.append(fields | vars(read_usage(step)))
-      switch_usd += record.switch_usd
       unlike += record.known is not None and record.known < UNLIKE
-    caches = {names[model]: vars(cache) for model, cache in conversation.caches.items()}
     state = conversation.state
-    label = state.rule
-    if state.rule in self._deciders:
-      label = self._label_policy(self.find_spec(state, conversation.purse.cap))
     return dict(
       id=conversation.id,
       name=conversation.name,
       policy=state.policy,
-      label=label,
       task_id=state.task_id,
       text=state.description,
       began_s=state.began_s,
       is_unlike=2 * unlike > len(steps),
       score=conversation.score,
-      switch_usd=switch_usd,
-      caches=caches,
       count=len(steps),
       steps=steps,
     )

@@ -13,28 +13,26 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.llms.history import bound_tokens, hash_text
-from baar_jax.llms.prices import CHARS_PER_TOKEN, Outlook, open_billing
-from baar_jax.llms.provider import PRESUMED
-from baar_jax.llms.usage import Meter
+from baar_jax.llms.history import hash_text
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.store import Store
 from baar_serve.client import Whole, ask
+from baar_serve.config import ServeConfig
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forms import responses
 from baar_serve.forms.wire import WireForm
 from baar_serve.request import END, CallFields, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
-from baar_serve.sessions import Conversation, Purse, Sessions, read_usage
+from baar_serve.sessions import Conversation, Purse, Sessions
 
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
 # Most events of a stream that wait for a client that reads it.
 MOST_AHEAD = 256
-# Seconds that the command `serve.outcome` may take.
+# Seconds that the command `outcome` may take.
 OUTCOME_S = 600.0
 # Seconds between two looks for conversations that are over.
 WATCH_S = 10.0
@@ -133,7 +131,8 @@ class Exchange:
 
   def __init__(
     self,
-    config: Config,
+    config: ServeConfig,
+    run_config: Config,
     store: Store,
     sessions: Sessions,
     policies: Mapping[str, Policy],
@@ -141,29 +140,28 @@ class Exchange:
     """Set up the policies, the upstream models and the stored sessions.
 
     Args:
+      run_config: the configuration of the run that the endpoint records.
+      store: the episodes of this run.
       policies: the policies that clients can select, by rule.
 
     Raises:
       ValueError: a model has no price or no key.
     """
     self.config = config
+    self._run_config = run_config
     self.sessions = sessions
     self._store = store
     self.names = config.models.names
     models = config.models
     self.upstreams = [Upstream(models, index) for index in range(len(self.names))]
-    billing = open_billing(models)
-    self.budgets = Budgets(config.serve, sessions, self.upstreams, billing)
-    # Decisions whose calls the clients make themselves, until the client reports the
-    # usage of the call. The key is the `decision_id`.
-    self._reported: dict[int, RoutedCall] = {}
+    self.budgets = Budgets(config, sessions, self.upstreams)
     # The newest answers by the client, the names and the hash of their call's body.
     self._deliveries: dict[tuple, Delivery] = {}
     self.items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     self._start_s = time.time()
-    rows = config.serve.max_sessions
+    rows = config.max_sessions
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
 
   def deliver(
@@ -223,7 +221,7 @@ class Exchange:
     """Make an answer to its end: decide, call the model, and book the cost."""
     call = delivery.call
     routed = None
-    limit_s = self.config.serve.call_timeout_s
+    limit_s = self.config.call_timeout_s
     until_s = asyncio.get_running_loop().time() + limit_s
     try:
       async with asyncio.timeout_at(until_s):
@@ -247,7 +245,7 @@ class Exchange:
       if isinstance(error, TimeoutError):
         error = Refusal(
           504,
-          f"No answer within --config.serve.call_timeout_s={limit_s:g}. "
+          f"No answer within --config.call_timeout_s={limit_s:g}. "
           "The model hangs. Call again.",
           "timeout",
         )
@@ -292,10 +290,8 @@ class Exchange:
           409, "The task was scored during this call. Send the call of the next task."
         )
       decision = decision.within(affordable.models)
-    metrics = self.budgets.metrics
-    metrics.added_s.observe(time.monotonic() - call.start_s)
-    metrics.decisions.labels(self.names[decision.model]).inc()
-    observation = call.history.observations[-1] * self.config.serve.record_text
+    self.budgets.metrics.added_s.observe(time.monotonic() - call.start_s)
+    observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
     return RoutedCall(call, self.budgets, step, affordable, decision)
 
@@ -312,8 +308,8 @@ class Exchange:
     # probability of LARGE in a stratified sample.
     purse = conversation.purse
     id_ = f"{purse.client}/{purse.name}/{conversation.id}"
-    task = Task(id_, "test", history.task, self.config.env.max_steps)
-    trial = random.Random(id_).randint(1, self.config.references.samples)
+    task = Task(id_, "test", history.task, self._run_config.env.max_steps)
+    trial = random.Random(id_).randint(1, self._run_config.references.samples)
     return Live(
       Job(task, "reference", trial),
       purse.cap,
@@ -328,77 +324,11 @@ class Exchange:
       started_s=call.call_s,
     )
 
-  def forecast(self, call: ClientCall) -> list[Outlook]:
-    """Forecast a call at each model: its warm tokens and its dollars.
-
-    The reply is expected to be as long as the conversation's mean reply.
-    """
-    live = self._make_live(call)
-    steps = call.conversation.steps
-    tokens = [read_usage(step).completion_tokens for step in steps]
-    reply_tokens = sum(tokens) / max(1, len(tokens))
-    opening = [call.body.get(name) for name in call.form.opening]
-    opening_chars = bound_tokens(opening) + call.history.opening_chars
-    return self.budgets.billing.forecast_calls(
-      live.history, opening_chars // CHARS_PER_TOKEN, reply_tokens
-    )
-
-  def reserve_reported(self, routed: RoutedCall) -> int:
-    """Reserve the cost of an attempt that the client makes itself.
-
-    After `serve.report_s` without a report, the attempt is booked at its worst case.
-    Until then its numbers are kept, and not its texts.
-
-    Returns:
-      The `decision_id`, which the client sends with the call's usage.
-    """
-    number = routed.begin().number
-    routed.call.purse.reported.add(number)
-    routed.call.body = {}
-    routed.call.prepared = []
-    routed.call.history = None
-    self._reported[number] = routed
-    loop = asyncio.get_running_loop()
-    loop.call_later(self.config.serve.report_s, self._expire, number)
-    return number
-
-  def _expire(self, number: int) -> None:
-    """Book a decision without a report at its worst case."""
-    if routed := self._reported.pop(number, None):
-      routed.end(PRESUMED)
-
-  def book_report(self, client: str | None, number: object, fields: dict) -> RoutedCall:
-    """Book the usage that a client reports for a decision.
-
-    Args:
-      client: the name of the client's key; None books the decisions of all clients.
-      number: the `decision_id` that the client sent.
-      fields: the body of the client's request, with `usage`.
-
-    Raises:
-      Refusal: no decision without a report has this number.
-      ImpossibleUsage: the usage is missing or impossible.
-    """
-    routed = self._reported.get(number) if type(number) is int else None
-    if routed is None or client not in (None, routed.call.purse.client):
-      raise Refusal(
-        404,
-        "No decision with this decision_id waits for a report. Send the decision_id "
-        "that /v1/decision answered, and report each decision once.",
-      )
-    meter = Meter(routed.call.form.counts_beside)
-    meter.note(fields)
-    routed.upstream.price.price_answer(meter)
-    del self._reported[number]
-    routed.book_reply(meter)
-    return routed
-
   def score(self, purse: Purse, scored: SessionScore) -> None:
     """End the task of a session with its score, and store its episode.
 
     The score is of the newest conversation of the main agent, and all others of the
-    purse end without one, unless the client names the conversation. A decision whose
-    call's usage was never reported counts at its worst case.
+    purse end without one, unless the client names the conversation.
 
     Raises:
       Refusal: the task already has a score, has no step, or has a call in flight.
@@ -411,17 +341,14 @@ class Exchange:
     # The newest first, those of the session's main agent before all others.
     conversations.sort(key=lambda found: found.name not in ("", purse.name))
     conversations.sort(key=lambda found: not found.records)
-    busy = {purse.open[number] for number in purse.open.keys() - purse.reported}
     is_free = bool(conversations and conversations[0].records)
-    if not is_free or conversations[0].id in busy:
+    if not is_free or conversations[0].id in purse.open.values():
       raise Refusal(
         409,
         "This session is scored already, has had no call, or has a call in flight. "
         "Score it once, after the answer to its last call.",
       )
     main, *others = conversations
-    for number in purse.open.keys() & purse.reported:
-      self._expire(number)
     main.state.task_id = scored.task or main.state.task_id
     # If the server is killed before it saves the score, the client will send the score
     # again. The mark prevents a second copy of the episode.
@@ -439,14 +366,14 @@ class Exchange:
       lost_usd=self.sessions.lost_usd(main),
     )
     ended = ScoredSession(mark, episode, main.state.description)
-    add_sessions(self._store, self.config, [ended])
+    add_sessions(self._store, self._run_config, [ended])
     self.sessions.finish(main, scored.score)
     for conversation in others:
       self.sessions.finish(conversation)
 
   async def watch(self) -> None:
     """Commit what waits, and end old conversations, as long as the server runs."""
-    idle_s = self.config.serve.idle_s
+    idle_s = self.config.idle_s
     while True:
       await asyncio.sleep(min(WATCH_S, idle_s))
       with contextlib.suppress(sqlite3.OperationalError):
@@ -460,7 +387,7 @@ class Exchange:
         self.start(self._end(conversation))
 
   async def _end(self, conversation: Conversation) -> None:
-    """End a conversation, with the score that `serve.outcome` prints, if it is set.
+    """End a conversation, with the score that the command `outcome` prints.
 
     If the command fails, is late or prints no score, there is no score.
     """
@@ -469,7 +396,7 @@ class Exchange:
     with contextlib.suppress(sqlite3.OperationalError):
       self.sessions.finish(conversation, changed_s=0.0)
     purse = conversation.purse
-    command = shlex.split(self.config.serve.outcome)
+    command = shlex.split(self.config.outcome)
     if not command:
       return
     try:
@@ -489,7 +416,7 @@ class Exchange:
       self.score(purse, SessionScore.read(fields))
     except (ValueError, OSError, sqlite3.OperationalError) as error:
       print(
-        f"error: no score of session {purse.name} by serve.outcome "
+        f"error: no score of session {purse.name} by --config.outcome "
         f"({type(error).__name__})",
         file=sys.stderr,
       )

@@ -33,14 +33,12 @@ class Cache:
     digest: a hash of the prefix; see `hash_prefix`.
     tokens: the prompt tokens of the prefix, as billed.
     at_s: when the model read the prefix, in seconds since 1970.
-    is_proven: whether this server itself read the tokens in the model's answer.
   """
 
   messages: int
   digest: str
   tokens: int
   at_s: float
-  is_proven: bool = True
 
 
 @dataclasses.dataclass
@@ -50,10 +48,8 @@ class Record:
   Attributes:
     place: the number of replies in the call's history.
     cache: what the call left in its model's prompt cache; None if that is unknown.
-    switch_usd: the dollars that a prompt cache would have saved if the model had not
-      changed before this step.
     atoms: hashes of the reply; see `hash_turn`.
-    size: the number of characters of the call.
+    bound_tokens: an upper bound on the prompt tokens of the call.
     has_tools: whether the call offered tools.
     number: the number of the attempt that completed the step.
     known: how usual the text was for the router; None if unknown.
@@ -62,9 +58,8 @@ class Record:
   step: Step
   place: int
   cache: Cache | None
-  switch_usd: float
   atoms: list[str]
-  size: int = 0
+  bound_tokens: int = 0
   has_tools: bool = False
   number: int = 0
   known: float | None = None

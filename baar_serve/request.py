@@ -16,10 +16,8 @@ from baar_jax.llms.usage import read_json
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.forms.wire import WireForm
 
-# Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
-# samples its decisions, and BoPO's next update learns from the sessions.
+# The value of `policy` that lets the trained router decide.
 ROUTER = "router"
-SAMPLE = "sample"
 # The `error.code` of a call whose worst case exceeds a budget at every model.
 EXHAUSTED = "budget_exhausted"
 # The `error.code` of a call that has waited too long for the calls beside it.
@@ -287,7 +285,7 @@ async def read_body(request: Request, limit_mb: float) -> dict:
         if len(body) > limit_mb * 2**20:
           raise Refusal(
             413,
-            f"The body exceeds --config.serve.max_body_mb={limit_mb:g}. "
+            f"The body exceeds --config.max_body_mb={limit_mb:g}. "
             "Send a smaller body, or raise this limit.",
           )
   except TimeoutError:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,36 +10,24 @@ from typing import NamedTuple
 
 import prometheus_client as prometheus
 
-from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.prices import Billing, Read
 from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, explain
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import LOST, Stream, Whole
+from baar_serve.config import ServeConfig
 from baar_serve.records import Cache, Record
 from baar_serve.request import (
   EXHAUSTED,
   RESERVED,
-  ROUTER,
   Refusal,
-  find_lowest,
   hash_prefix,
   hash_turn,
   write_event,
   write_headers,
 )
-from baar_serve.sessions import Attempt, Sessions, read_usage
+from baar_serve.sessions import Attempt, Sessions
 from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
-
-try:
-  from opentelemetry import trace
-except ImportError:
-  trace = None
-
-
-# Upper bounds of the histogram of a call's US dollars.
-USD_BUCKETS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 
 class AffordableModels(NamedTuple):
@@ -61,13 +48,12 @@ class Metrics:
   def __init__(self) -> None:
     """Start all counts at 0."""
     self.registry = prometheus.CollectorRegistry()
-    made = functools.partial(prometheus.Counter, registry=self.registry)
-    drawn = functools.partial(prometheus.Histogram, registry=self.registry)
-    self.tokens = made("baar_tokens", "Tokens of replies.", ["model", "kind"])
-    self.decisions = made("baar_decisions", "Decisions of policies.", ["model"])
-    self.refusals = made("baar_refusals", "Refused requests.", ["code"])
-    self.added_s = drawn("baar_added_seconds", "Seconds from a call to its decision.")
-    self.call_usd = drawn("baar_call_usd", "US dollars of a call.", buckets=USD_BUCKETS)
+    self.refusals = prometheus.Counter(
+      "baar_refusals", "Refused requests.", ["code"], registry=self.registry
+    )
+    self.added_s = prometheus.Histogram(
+      "baar_added_seconds", "Seconds to a decision.", registry=self.registry
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +63,12 @@ class Budgets:
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
-  billing: Billing
   metrics: Metrics = dataclasses.field(default_factory=Metrics)
 
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models that offer a call's form and fit all budgets.
 
-    A call must leave `serve.reserve_usd` of the purse's cap unspent. If no model's call
-    does, a last call may spend this reserve, provided that all of it is left. If no
-    call fits, wait for the end of the purse's attempts in flight, which may free
+    If no call fits, wait for the end of the purse's attempts in flight, which may free
     dollars, and try again.
 
     Raises:
@@ -94,7 +77,6 @@ class Budgets:
     """
     purse = call.purse
     sessions = self.sessions
-    reserve_usd = find_lowest(self.config.reserve_usd, purse.dollars.limit_usd)
     offering = self._list_offering(call)
     if not call.prepared:
       for upstream in self.upstreams:
@@ -104,17 +86,14 @@ class Budgets:
     until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s
     while True:
       purse.changed.clear()
-      for keep_usd in (reserve_usd, 0.0):
-        if not purse.dollars.allows(reserve_usd):
-          break
-        room_usd = sessions.room_usd(purse, keep_usd)
-        offers = [prepared.offer(room_usd) for prepared in call.prepared]
-        worst_case_usd_A = [offer.worst_case_usd for offer in offers]
-        allowed = sessions.list_affordable(purse, worst_case_usd_A, keep_usd)
-        models = [model for model in allowed if model in offering]
-        if models:
-          return AffordableModels(models, offers)
-      if not purse.is_busy:
+      room_usd = sessions.room_usd(purse)
+      offers = [prepared.offer(room_usd) for prepared in call.prepared]
+      worst_case_usd_A = [offer.worst_case_usd for offer in offers]
+      allowed = sessions.list_affordable(purse, worst_case_usd_A)
+      models = [model for model in allowed if model in offering]
+      if models:
+        return AffordableModels(models, offers)
+      if not purse.open:
         break
       try:
         async with asyncio.timeout(until_s - time.monotonic()):
@@ -157,7 +136,7 @@ class Budgets:
       status if purse.refusals < 2 else call.form.last_status,
       f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
       f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
-      "--config.max_usd forbids it. End the task without a further call.",
+      "--config.max_total_usd forbids it. End the task without a further call.",
       "insufficient_quota",
       EXHAUSTED,
       session=purse.name,
@@ -199,8 +178,6 @@ class RoutedCall:
     step: the conversation's next step; `step.model` is the chosen model.
     affordable: the affordable models when the model was last chosen.
     decision: the decision of the conversation's policy.
-    failed: the models that no longer answer this call, because all of their retries
-      failed or they no longer fitted the budgets.
     last_attempt: the newest attempt; None before the first.
     usd: US dollars of all attempts; None until the reply is booked.
     answer: the whole answer, as far as it is known.
@@ -211,7 +188,6 @@ class RoutedCall:
   step: Step
   affordable: AffordableModels
   decision: Decision
-  failed: set[int] = dataclasses.field(default_factory=set)
   last_attempt: Attempt | None = None
   usd: float | None = None
   answer: dict = dataclasses.field(default_factory=dict)
@@ -229,19 +205,15 @@ class RoutedCall:
   def list_successors(self, outcome: Outcome) -> set[int]:
     """List the models that may answer after the chosen one has failed.
 
-    If the call does not fit its window, these are the models with a larger one.
-    `serve.fallback` permits all others if the router decides, not a fixed policy.
+    If the call did not fit its window, these are the models with a larger one.
     """
     window_tokens = self.budgets.window_tokens
-    conversation = self.call.conversation
-    is_routed = conversation is not None and conversation.state.rule == ROUTER
-    may_replace = self.budgets.config.fallback and is_routed and not outcome.hopeless
     successors = set()
-    for model in {*range(len(self.budgets.upstreams))} - self.failed:
+    for model in range(len(self.budgets.upstreams)):
       is_larger = window_tokens(model) > window_tokens(self.step.model)
-      if may_replace or outcome.is_overflow and is_larger:
+      if outcome.is_overflow and is_larger:
         successors.add(model)
-    return successors - {self.step.model}
+    return successors
 
   @property
   def large_p(self) -> float:
@@ -355,7 +327,6 @@ class RoutedCall:
     model = self.step.model
     is_new = is_last or model not in self.affordable.models
     if is_new:
-      self.failed.add(model)
       self.step.logp = None
       ranks = {*self.affordable.models} & self.list_successors(outcome)
       model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
@@ -423,16 +394,11 @@ class RoutedCall:
     latency_s = time.monotonic() - call.start_s
     billed = Call(self.step.model, usage, usd, latency_s, kind=kind)
     cache = None
-    switch_usd = 0.0
     if outcome == REPLY:
-      # What a client reports proves nothing about later calls of this server.
-      is_proven = self.last_attempt.number not in call.purse.reported
-      self.upstream.is_tier_known |= is_proven
+      self.upstream.is_tier_known = True
       if call.prefix:
-        cache = Cache(*call.prefix, usage.prompt_tokens, time.time(), is_proven)
-      switch_usd = self._switch_usd(billed)
+        cache = Cache(*call.prefix, usage.prompt_tokens, time.time())
     self.usd = billed.cost_usd + self.step.spent_usd
-    self._measure(usage)
     record = None
     if call.conversation:
       atoms = []
@@ -442,59 +408,9 @@ class RoutedCall:
         self.step,
         call.place,
         cache,
-        switch_usd,
         atoms,
         call.bound_tokens,
         call.has_tools,
         known=self.decision.known,
       )
     self.end(outcome, billed, record)
-
-  def _measure(self, usage: Usage) -> None:
-    """Count the call for Prometheus, and for OpenTelemetry if it is installed."""
-    metrics = self.budgets.metrics
-    name = self.upstream.name
-    metrics.call_usd.observe(self.usd)
-    for kind, tokens in vars(usage).items():
-      metrics.tokens.labels(name, kind.removesuffix("_tokens")).inc(tokens)
-    if trace is None:
-      return
-    call = self.call
-    start_ns = time.time_ns() - int(1e9 * (time.monotonic() - call.start_s))
-    attributes = {
-      "gen_ai.operation.name": "chat",
-      "gen_ai.request.model": call.model,
-      "gen_ai.response.model": name,
-      "gen_ai.usage.input_tokens": usage.prompt_tokens,
-      "gen_ai.usage.output_tokens": usage.completion_tokens,
-      "gen_ai.conversation.id": call.purse.name,
-      "baar.cost_usd": self.usd,
-    }
-    tracer = trace.get_tracer("baar_jax")
-    span = tracer.start_span(f"chat {name}", attributes=attributes, start_time=start_ns)
-    span.end()
-
-  def _switch_usd(self, call: Call) -> float:
-    """Compute the dollars that a call cost because the model has changed.
-
-    If this model had also answered the previous step, it would have that step's prompt
-    and reply in its prompt cache. The result is the call's cost minus its cost with
-    this cache; 0 if the model has not changed.
-    """
-    conversation = self.call.conversation
-    if not conversation or not conversation.records:
-      return 0.0
-    step = conversation.records[-1].step
-    if step.model == call.model:
-      return 0.0
-    last = read_usage(step)
-    read = Read(last.prompt_tokens + last.completion_tokens, step.started_s or 0.0)
-    usage = call.usage
-    warm = self.budgets.billing.bill(
-      call.model,
-      [read],
-      usage.prompt_tokens,
-      usage.completion_tokens,
-      self.call.call_s,
-    )
-    return max(0.0, call.cost_usd - warm.cost_usd)

@@ -33,7 +33,7 @@ class Purse:
 
   Attributes:
     id: the number of the purse.
-    client: the name of the client's key; "" without `serve.keys`.
+    client: the name of the client's key; "" without `keys`.
     name: the session's name, by which clients know it.
     call_limit: the cap on LARGE calls; None is no cap.
     dollars: the budget in US dollars.
@@ -41,7 +41,6 @@ class Purse:
     large_calls: the number of LARGE calls that are billed or in flight.
     open: the conversation of each attempt in flight, by the attempt's number; None for
       a side call.
-    reported: the numbers of the attempts whose usage the client will report.
     refusals: the number of calls in a row that did not fit the budgets; side calls do
       not count.
     changed: an event that is set when an attempt has ended.
@@ -55,7 +54,6 @@ class Purse:
   changed_s: float
   large_calls: int = 0
   open: dict[int, int | None] = dataclasses.field(default_factory=dict)
-  reported: set[int] = dataclasses.field(default_factory=set)
   refusals: int = 0
   changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -74,14 +72,6 @@ class Purse:
     if usd is not None:
       usd = self.dollars.remaining
     return Cap(calls, usd)
-
-  @property
-  def is_busy(self) -> bool:
-    """Tell whether this server is waiting for the answer of an attempt.
-
-    Attempts that the client makes itself do not count.
-    """
-    return not self.open.keys() <= self.reported
 
 
 @dataclasses.dataclass(eq=False)
@@ -390,31 +380,23 @@ class Sessions:
     rooms = [budget.limit_usd - budget.settled_usd for budget in shared]
     return not all(budget.allows(usd) for budget in shared) and usd <= min(rooms)
 
-  def room_usd(self, purse: Purse, keep_usd: float) -> float:
-    """Return the dollars that a call may cost now.
-
-    Args:
-      purse: the purse that pays.
-      keep_usd: the US dollars that the call must leave of the purse's cap.
-    """
-    rooms = [budget.remaining for budget in self._budgets(purse)]
-    return min(rooms[0] - keep_usd, *rooms)
+  def room_usd(self, purse: Purse) -> float:
+    """Return the dollars that a call of a purse may cost now."""
+    return min(budget.remaining for budget in self._budgets(purse))
 
   def list_affordable(
-    self, purse: Purse, worst_case_usd_A: Sequence[float], keep_usd: float
+    self, purse: Purse, worst_case_usd_A: Sequence[float]
   ) -> list[int]:
     """Find the models whose call fits all budgets now, in ascending order.
 
     Args:
       purse: the purse that pays.
       worst_case_usd_A: the worst case of the call at each model.
-      keep_usd: the US dollars that the call must leave of the purse's cap.
     """
     budgets = self._budgets(purse)
     models = []
     for model, usd in enumerate(worst_case_usd_A):
       is_affordable = model == SMALL or purse.remaining_caps.calls != 0
-      is_affordable &= purse.dollars.allows(usd + keep_usd)
       is_affordable &= all(budget.allows(usd) for budget in budgets)
       if is_affordable:
         models.append(model)
@@ -502,7 +484,6 @@ class Sessions:
       for budget, reservation in attempt.reservations:
         budget.settle(reservation, usd)
       del purse.open[attempt.number]
-      purse.reported.discard(attempt.number)
       if call is None:
         purse.large_calls -= step.model != SMALL
       if record:

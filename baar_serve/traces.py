@@ -1,12 +1,16 @@
-"""Import recorded sessions as episodes of a served run (stage `import`)."""
+"""Store sessions that another program recorded as episodes of a run.
+
+python -m baar_serve.traces --config.name=mine --config.traces=FILE
+"""
 
 import collections
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from baar_jax.config import RECORDED, Config
+from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_usage
@@ -16,6 +20,7 @@ from baar_jax.rollout.jobs import (
 )
 from baar_jax.run import Run
 from baar_jax.store import require_file
+from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.request import SessionScore, read_history
 
@@ -28,7 +33,7 @@ USD_EPS = 1e-6
 
 
 class RecordedCall(TypedDict, total=False):
-  """A call of a recorded session, in the form that docs/serving_reference.md defines.
+  """A call of a recorded session, in the form that baar_serve/README.md defines.
 
   Attributes:
     messages: the messages of the request, and the reply as the last one.
@@ -46,19 +51,27 @@ class RecordedCall(TypedDict, total=False):
   score: float
 
 
-def main(run: Run) -> None:
-  """Store the sessions of the file `--config.traces` as episodes, each session once.
+def load_file(config: ServeConfig) -> None:
+  """Store the sessions of the file `--config.traces` in the run of `--config.name`.
+
+  Raises:
+    ValueError: no file is named, or it has a wrong record.
+  """
+  if not config.traces:
+    raise ValueError("Set --config.traces to the file that is to be read.")
+  with contextlib.closing(open_run(config)) as run:
+    store_file(Path(config.traces), run)
+
+
+def store_file(path: Path, run: Run) -> None:
+  """Store the sessions of a file as episodes, each session once.
 
   Raises:
     ValueError: the file has a wrong or inconsistent record. Then no session is stored.
   """
   config = run.config
-  path = config.traces
-  if config.env.kind != RECORDED or not path:
-    settings = "--config.env.kind=recorded and --config.traces=FILE"
-    raise ValueError(f"--stage=import needs a served run and a file. Set {settings}.")
-  text = require_file(Path(path)).read_text()
-  lines = text.split("\n") if path.endswith(".jsonl") else [text]
+  text = require_file(path).read_text()
+  lines = text.split("\n") if path.suffix == ".jsonl" else [text]
   calls_by_session = collections.defaultdict(list)
   sessions = []
   try:
@@ -73,7 +86,7 @@ def main(run: Run) -> None:
     problem = f"the record lacks a field, or its format is unknown ({error})"
     if isinstance(error, ValueError):
       problem = error
-    remedy = "Correct the file (docs/serving_reference.md), and import it again."
+    remedy = "Correct the file (baar_serve/README.md), and import it again."
     line = f"{path}, {place}: {problem}. No session was imported. {remedy}"
     raise ValueError(line) from None
   new_count = add_sessions(run.store, config, sessions)
@@ -167,3 +180,7 @@ def read_session(
   task_id = str(task_name or text.opening)
   episode = Episode(task_id, spec.key, 0, steps, score, "done")
   return ScoredSession(f"import {id_}", episode, text.task)
+
+
+if __name__ == "__main__":
+  run_command(load_file)

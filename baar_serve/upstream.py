@@ -5,18 +5,14 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from baar_jax.config import ModelsConfig, ServeConfig
-from baar_jax.episode import Usage
-from baar_jax.llms.history import bound_tokens, count_bytes
+from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
 from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_error
-from baar_jax.store import require_file
 from baar_serve.client import Client, Stream, Whole
+from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, drop_reasoning
 from baar_serve.request import (
   ClientHistory,
@@ -68,24 +64,19 @@ class Limits(NamedTuple):
     reply_tokens: the tokens of the longest reply.
     context_tokens: the tokens of the window, which holds the prompt and the reply;
       infinite if it is not known.
-    count: an upper bound on the tokens of a text.
   """
 
   tokenizer: str
   reply_tokens: int
   context_tokens: float
-  count: Callable[[str], int]
 
 
-def find_limits(config: ModelsConfig, index: int) -> Limits:
+def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   """Find the limits of a model: those of the configuration, or the known ones.
 
   Args:
     config: the configuration of the models.
     index: the model's index.
-
-  Raises:
-    ValueError: the file of a tokenizer cannot be read.
   """
   name = config.names[index]
   tokenizer, reply_tokens = find_row(FAMILIES, name)
@@ -95,34 +86,7 @@ def find_limits(config: ModelsConfig, index: int) -> Limits:
   window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
-  count = count_bytes
-  if tokenizer.endswith(".json"):
-    count = open_tokenizer(tokenizer)
-  return Limits(tokenizer or name, reply_tokens, window or math.inf, count)
-
-
-def open_tokenizer(path: str) -> Callable[[str], int]:
-  """Open a file tokenizer.json, and return a function that counts a text's tokens.
-
-  Raises:
-    ValueError: the file cannot be read.
-  """
-  import tokenizers
-
-  try:
-    tokenizer = tokenizers.Tokenizer.from_file(str(require_file(Path(path))))
-  except Exception as error:  # The library raises nothing more special.
-    raise ValueError(
-      f"Cannot read the tokenizer {path} ({error}). "
-      "Correct --config.models.tokenizer_families."
-    ) from None
-
-  @functools.lru_cache(maxsize=1000)
-  def count(text: str) -> int:
-    """Count the tokens of a text, without special tokens."""
-    return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-  return count
+  return Limits(tokenizer or name, reply_tokens, window or math.inf)
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,7 +95,7 @@ class ClientCall:
 
   Attributes:
     form: the wire form.
-    body: the JSON body; {} once a decision alone has been answered.
+    body: the JSON body.
     history: the messages of the body, read as an unfinished episode.
     purse: the purse that pays.
     conversation: the conversation; None for a side call, which is no step.
@@ -140,8 +104,7 @@ class ClientCall:
     call_s: seconds from the conversation's first call to this one.
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
-    prepared: what each model would be asked; empty once a decision alone has been
-      answered.
+    prepared: what each model would be asked; empty before the first look at budgets.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
   """
@@ -235,7 +198,6 @@ class Prepared(NamedTuple):
     most_tokens: the limit on the reply if the budgets have room for it.
     prompt_usd: the worst case of the prompt in US dollars.
     token_usd: the worst case of each token of the reply's limit.
-    estimate_usd: the most that is reserved; infinite without `serve.estimate`.
     fits_window: whether the prompt is expected to fit the model's window.
   """
 
@@ -244,18 +206,16 @@ class Prepared(NamedTuple):
   most_tokens: int
   prompt_usd: float
   token_usd: float
-  estimate_usd: float
   fits_window: bool
 
   def offer(self, room_usd: float) -> "Offer":
     """Shrink the limit on the reply to what the budgets have room for."""
     tokens = self.most_tokens
     most_usd = self.prompt_usd + tokens * self.token_usd
-    if self.token_usd and most_usd > room_usd and self.estimate_usd == math.inf:
+    if self.token_usd and most_usd > room_usd:
       tokens = int((1 - ROUNDING) * (room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
-    usd = self.prompt_usd + tokens * self.token_usd
-    return Offer(tokens, min(usd, self.estimate_usd))
+    return Offer(tokens, self.prompt_usd + tokens * self.token_usd)
 
 
 class Offer(NamedTuple):
@@ -263,7 +223,7 @@ class Offer(NamedTuple):
 
   Attributes:
     reply_tokens: the limit on the tokens of the reply.
-    worst_case_usd: the worst case with this limit, or the lower estimate.
+    worst_case_usd: the worst case with this limit.
   """
 
   reply_tokens: int
@@ -285,7 +245,7 @@ class Upstream(Client):
     """Prepare the HTTP client, and look up the limits of all models.
 
     Raises:
-      ValueError: a price, a key or a tokenizer is missing.
+      ValueError: a price or a key is missing.
     """
     super().__post_init__()
     indices = range(len(self.config.names))
@@ -294,8 +254,10 @@ class Upstream(Client):
 
   def offers(self, form: WireForm) -> bool:
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
-    forms = self.endpoint.forms.split()
-    return not forms or form.path in forms
+    forms = self.config.forms
+    # One text counts for all models.
+    offered = forms[self.config_index % len(forms)].split() if forms else (form.path,)
+    return form.path in offered
 
   def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
     """Write a call's request to this model, and bound its tokens and dollars.
@@ -315,17 +277,12 @@ class Upstream(Client):
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(least, room)))
     least = min(least, most)
-    expected = Usage(prompt.expected_tokens, 0, least)
-    estimate_usd = math.inf
-    if config.estimate:
-      estimate_usd = config.estimate * self.price.cost_usd(expected)
     return Prepared(
       request,
       least,
       most,
       self.bound_usd(request, prompt.tokens, 0),
       self.bound_usd(request, 0, 1),
-      estimate_usd,
       prompt.expected_tokens + least <= self.limits.context_tokens,
     )
 
@@ -337,16 +294,12 @@ class Upstream(Client):
     with the template of this model if it is another one.
     """
     form = call.form
-    tokens = call.bound_tokens
-    if self.limits.count is not count_bytes:
-      tokens = bound_tokens(call.body, self.limits.count)
-    best = PromptBound(tokens, call.bound_tokens // CHARS_PER_TOKEN)
+    best = PromptBound(call.bound_tokens, call.bound_tokens // CHARS_PER_TOKEN)
     caches = call.conversation.caches if call.conversation else {}
     for model, cache in caches.items():
       is_shared = self.limits_A[model].tokenizer == self.limits.tokenizer
-      if not (cache.is_proven and is_shared):
-        continue
-      if hash_prefix(form, request, cache.messages) != cache.digest:
+      digest = hash_prefix(form, request, cache.messages)
+      if not is_shared or digest != cache.digest:
         continue
       other_fields = dict(request)
       for name in ("model", form.history, *form.limits, *form.opening):
@@ -357,9 +310,9 @@ class Upstream(Client):
       if model != self.config_index:
         opening = [request.get(name) for name in form.opening]
         tokens += bound_tokens([opening, history[: cache.messages]], lambda text: 0)
-      expected = cache.tokens + bound_tokens(new) // CHARS_PER_TOKEN
-      tokens += bound_tokens(new, self.limits.count)
-      best = min(best, PromptBound(tokens, expected))
+      new_tokens = bound_tokens(new)
+      expected_tokens = cache.tokens + new_tokens // CHARS_PER_TOKEN
+      best = min(best, PromptBound(tokens + new_tokens, expected_tokens))
     return best
 
   async def attempt(

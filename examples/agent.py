@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 import openai
 
-from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig, ServeConfig
+from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld.adapter import ScienceWorld
@@ -76,7 +76,6 @@ def get_config() -> Config:
     env=EnvConfig("recorded"),
     models=ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",)),
     evaluate=EvaluateConfig(seeds=3, random_p=(), call_budgets=(3, 6)),
-    serve=ServeConfig(port=ENDPOINT, policy="small", record_text=True, max_sessions=16),
   )
 
 
@@ -152,9 +151,8 @@ class StandIn(BaseHTTPRequestHandler):
     """Log nothing. The base class would print a line for each call."""
 
 
-def start(stage: str, *settings: str, **options: int) -> subprocess.Popen:
-  """Start a stage of this example's run as a process of its own."""
-  words = ["main.py", "--config=examples/agent.py", f"--stage={stage}", *settings]
+def start(*words: str, **options: int) -> subprocess.Popen:
+  """Start a command of Python as a process of its own."""
   print("+ python", *words, flush=True)
   return subprocess.Popen([sys.executable, *words], **options)
 
@@ -162,18 +160,38 @@ def start(stage: str, *settings: str, **options: int) -> subprocess.Popen:
 def run(*stages: str) -> None:
   """Run stages of this example one after the other; exit if a stage fails."""
   for stage in stages:
-    code = start(stage).wait()
+    code = start("main.py", "--config=examples/agent.py", f"--stage={stage}").wait()
     if code:
       sys.exit(code)
 
 
-def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
-  """Start the endpoint, and play the sessions of a plan through it.
+def start_endpoint(policy: str) -> subprocess.Popen:
+  """Start the endpoint with a policy; return when it is ready."""
+  url = f"('http://127.0.0.1:{UPSTREAM}/v1',)"
+  server = start(
+    "-m",
+    "baar_serve",
+    f"--config.name={DIRECTORY.name}",
+    f"--config.policy={policy}",
+    f"--config.port={ENDPOINT}",
+    f"--config.models.base_urls={url}",
+    "--config.record_text=True",
+    "--config.max_sessions=16",
+    stdout=subprocess.PIPE,
+  )
+  # The first line says that the server starts, and the second one that it is ready.
+  if not (server.stdout.readline() and server.stdout.readline()):
+    sys.exit(server.wait())
+  return server
+
+
+def play_all(envs: Sequence[Env], plan: Iterable[Play], policy: str = "small") -> None:
+  """Start the endpoint with a policy, and play the sessions of a plan through it.
 
   Each environment plays one session at a time.
   """
   client = openai.OpenAI(base_url=f"http://127.0.0.1:{ENDPOINT}/v1", api_key="-")
-  server = start("serve", *settings, stdout=subprocess.PIPE)
+  server = start_endpoint(policy)
   jobs = iter(plan)
 
   def play_share(env: Env) -> None:
@@ -182,9 +200,6 @@ def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
       play(client, env, job)
 
   try:
-    # The first line says that the server starts, and the second one that it is ready.
-    if not (server.stdout.readline() and server.stdout.readline()):
-      sys.exit(server.wait())
     with ThreadPoolExecutor(len(envs)) as threads:
       list(threads.map(play_share, envs))
   finally:
@@ -202,6 +217,7 @@ def list_plays(
 def collect(config: Config, envs: Sequence[Env], tasks: Sequence[Task]) -> None:
   """Play the sessions that a router is trained on."""
   trials = range(config.profile.trials)
+  run("setup")  # The run's directory has the settings of this file from now on.
   play_all(envs, list_plays(trials, tasks, "baar:small", "baar:large"))
   run("profile")
   with contextlib.closing(Store(DIRECTORY / "episodes.sqlite")) as store:
@@ -229,7 +245,7 @@ def judge(config: Config, envs: Sequence[Env]) -> None:
   first = config.profile.trials
   trials = range(first, first + seeds)
   plan += list_plays(trials, dev, *models, "baar:small", "baar:large")
-  play_all(envs, plan, "--config.serve.policy=router")
+  play_all(envs, plan, "router")
   run("evaluate", "report")
 
 

@@ -167,11 +167,6 @@ CASES = [
     "--config.models.key_variables=('NOT_SET_HERE',)",
   ),
   (
-    "--config.serve.key_variable must be the name of an environment variable that is set, or ''",
-    command,
-    "--config.serve.key_variable=NOT_SET_HERE",
-  ),
-  (
     "an argument does not begin with --: write --FIELD=VALUE, and quote spaces",
     command,
     "report",

@@ -247,7 +247,7 @@ CASES = [
     use_run(serve_too_little),
   ),
   (
-    "sessions of always-SMALL were stored without texts to learn from: collect new ones with another --config.name, and --config.serve.record_text=True",
+    "episodes of always-SMALL were stored without texts to learn from: collect new ones with their texts, under another --config.name",
     use_run(serve_without_texts),
   ),
   (

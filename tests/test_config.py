@@ -97,7 +97,6 @@ BAD = {
     "A KEY",
     *KEYS,
   ),
-  "serve.key_variable": ("AIza_secret",),
   "profile.trials references.samples evaluate.seeds": (
     1001,
   ),  # the next purpose has these seeds

@@ -24,7 +24,9 @@ from errors_envs import UNSEEN
 from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[1]
-FILES = [ROOT / "main.py", *(ROOT / "baar_jax").rglob("*.py")]
+FILES = [ROOT / "main.py"]
+for folder in ("baar_jax", "baar_serve"):
+  FILES += (ROOT / folder).rglob("*.py")
 # Messages of these reach a user, or a client of the endpoint.
 SEEN = {
   "ValueError",

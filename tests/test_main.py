@@ -20,7 +20,7 @@ WRONG = {
   "--config.models=sk-secret": "config.models has a value that cannot be read",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
   "--config.value.prices=0.5": "Field prices not found ... baar_jax/config.py",
-  "--config.serve.cache_ttl_s=60": "Field cache_ttl_s not found ... baar_jax/config.py",
+  "--config.env.cache_ttl_s=60": "Field cache_ttl_s not found ... baar_jax/config.py",
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
   "--config.models.kind=chat --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",

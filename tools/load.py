@@ -1,6 +1,6 @@
 """Measure the seconds that the endpoint adds to calls, compared with direct calls.
 
-PYTHONPATH=.:tests python tools/load.py RUN [sessions=64] [steps=6] [reply_s=3.0]
+PYTHONPATH=.:tests:tests/serve python tools/load.py RUN [sessions=64] [steps=6] [reply_s=3.0]
 """
 
 import asyncio
@@ -17,9 +17,8 @@ import numpy as np
 import schedules
 from standin import StandIn
 
-from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
-from baar_jax.run import Run
 from baar_serve import __main__ as serve
+from baar_serve.config import ServeConfig, UpstreamsConfig
 
 ROUNDS = 2
 START_S = 3.0  # seconds during which sessions begin
@@ -77,11 +76,6 @@ async def measure(
     return np.array(seconds), rate
 
 
-def serve_forever(config: Config) -> None:
-  """Serve without the full disk of schedules.py."""
-  serve.main(Run(config))
-
-
 def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> None:
   def answer(request: dict) -> str:
     """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
@@ -94,13 +88,9 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> N
   forking = multiprocessing.get_context("fork")
   forking.Process(target=models.serve_forever, daemon=True).start()
   with tempfile.TemporaryDirectory() as runs:
-    config = Config(
-      runs=runs,
-      env=EnvConfig("recorded"),
-      models=ModelsConfig("chat", base_urls=(models.url,)),
-      serve=ServeConfig(router=router, max_usd=5.0),
-    )
-    schedules.serve_forever = serve_forever
+    upstreams = UpstreamsConfig(base_urls=(models.url,))
+    config = ServeConfig(runs=runs, router=router, max_usd=5.0, models=upstreams)
+    schedules.serve_forever = serve.serve  # without a full disk
     with closing(schedules.Server(config)) as server:
       for number in range(ROUNDS):
         direct_NxS, direct_rate = asyncio.run(

@@ -1,6 +1,6 @@
 """Compare reservations with bills in a coding session of 60,000 tokens.
 
-PYTHONPATH=. python tests/reservations.py
+PYTHONPATH=.:tests:tests/serve python tools/reservations.py
 
 The stand-in counts tokens by a tokenizer that is trained on Python's standard library.
 """
@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+from endpoint import Client
 from standin import StandIn
 from standin_forms import prompt_of, text_of
-from test_caps import decide
-from test_serve import Client
 
 PRICES = (0.4, 0.1, 1.6), (2.0, 0.5, 8.0)
 CHARS = 9000  # of code in each step
@@ -40,7 +39,7 @@ def play(
     upstream.running(),
     Client(directory, upstream, models=models, policy="random") as client,
   ):
-    sessions = client.http.app.exchange.sessions
+    sessions = client.exchange.sessions
     end = sessions.end
 
     def record(attempt, kind, call, record):
@@ -48,7 +47,7 @@ def play(
       end(attempt, kind, call, record)
 
     sessions.end = record
-    decide(client, *(step % 2 for step in range(STEPS)))
+    client.decide(*(step % 2 for step in range(STEPS)))
     messages = []
     for step in range(STEPS):
       messages.append({"role": "user", "content": texts[step]})
@@ -68,7 +67,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as directory:
     path = f"{directory}/tokenizer.json"
     tokenizer.save(path)
-    for number, families in enumerate(((), ("one", "one"), (path, path))):
+    for number, families in enumerate(((), ("one", "one"))):
       play(texts, tokenizer, families, f"{directory}/{number}")
 
 

@@ -191,9 +191,8 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   """
   urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
   variables = itertools.cycle(config.key_variables or (None,))
-  forms = itertools.cycle(config.forms or ("",))
-  rows = zip(config.names, urls, variables, forms)
-  return [Endpoint(name, url.rstrip("/"), *rest) for name, url, *rest in rows]
+  rows = zip(config.names, urls, variables)
+  return [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in rows]
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:

@@ -70,13 +70,11 @@ class Endpoint:
     base_url: the address, without the path of a request.
     variable: the environment variable that has the key. "" means that no key is needed.
       None means OPENAI_API_KEY at OpenAI's addresses, and no key elsewhere.
-    forms: the paths of the wire forms that it offers; "" is all.
   """
 
   model: str
   base_url: str
   variable: str | None
-  forms: str = ""
 
   @property
   def host(self) -> str:

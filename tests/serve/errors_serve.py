@@ -9,14 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from errors_config import command
+from absl import flags
+from endpoint import ASK, Client
 from starlette.requests import Request
 from starlette.testclient import TestClient
-from test_serve import ASK, Client
 from test_served import USAGE, atif, chat, load
 
 from baar_jax import Router
 from baar_jax.episode import Step
+from baar_jax.llms.history import read_chat
 from baar_jax.llms.provider import FAILED, Outcome
 from baar_jax.llms.usage import read_usage
 from baar_jax.rollout.budget import DollarBudget
@@ -24,6 +25,8 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 from baar_serve import __main__ as serve
+from baar_serve import config as serve_config
+from baar_serve import traces
 from baar_serve.app import App
 from baar_serve.client import FORMS, ask
 from baar_serve.exchange import Delivery
@@ -35,6 +38,19 @@ from baar_serve.upstream import ClientCall
 # No model answers at this address.
 MODELS = SimpleNamespace(url="http://127.0.0.1:9/v1")
 ROUTERS = {"names": ("a", "b", "c"), "prices": ((1.0, 0.5, 2.0),) * 3}
+
+
+def command(tmp: Path, *arguments: str) -> None:
+  """Read a command line, and serve what it configures."""
+
+  def refuse(error: Exception) -> None:
+    raise error
+
+  argv = ["baar-serve", *arguments, f"--config.runs={tmp}", "--config.port=0"]
+  argv.append("--config.models.base_urls=('http://127.0.0.1:9/v1',)")
+  # A command prints its error and returns an exit code; here it raises the error.
+  with mock.patch.object(serve_config, "fail", refuse):
+    serve_config.do(serve.serve, serve_config.parse(argv, flags.FlagValues()))
 
 
 def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
@@ -49,10 +65,14 @@ def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
 
 
 def use_app(act: Callable[[App], object], **settings: object) -> Callable:
-  """Make a case that acts on a run's application."""
-  return use_run(
-    lambda run: act(serve.build(run, serve.open_policies(run))), **settings
-  )
+  """Make a case that acts on an application."""
+
+  def case(tmp: Path) -> None:
+    client = Client(tmp, MODELS, **settings)
+    with contextlib.closing(client.run):
+      act(client.http.app)
+
+  return case
 
 
 def make_request(
@@ -188,10 +208,10 @@ def close_the_connection(app: App) -> None:
   raise_answer(app, lambda request, key: app._read(request), request)
 
 
-def listen_on_a_used_port(run: Run) -> None:
+def listen_on_a_used_port(tmp: Path) -> None:
   with socket.create_server(("127.0.0.1", 0)) as listener:
-    run.config.serve.port = listener.getsockname()[1]
-    serve.main(run)
+    port = listener.getsockname()[1]
+    serve.serve(serve_config.ServeConfig(runs=str(tmp), port=port))
 
 
 def serve_a_router_of_three(tmp: Path) -> None:
@@ -201,7 +221,7 @@ def serve_a_router_of_three(tmp: Path) -> None:
 
 def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
   """Make the row of a file that cannot be imported."""
-  end = "No session was imported. Correct the file (docs/serving_reference.md), and"
+  end = "No session was imported. Correct the file (baar_serve/README.md), and"
   message = f"TMP/served/traces.jsonl, {problem}. {end} import it again."
   return message, use_run(lambda run: load(run, records))
 
@@ -273,7 +293,7 @@ CASES = [
     lambda tmp: read("{}", "text/plain"),
   ),
   (
-    "The body exceeds --config.serve.max_body_mb=0.5. Send a smaller body, or raise "
+    "The body exceeds --config.max_body_mb=0.5. Send a smaller body, or raise "
     "this limit.",
     lambda tmp: read("a" * 2**20),
   ),
@@ -291,18 +311,13 @@ CASES = [
     use_app(score_while_deciding),
   ),
   (
-    "No decision with this decision_id waits for a report. Send the decision_id that "
-    "/v1/decision answered, and report each decision once.",
-    use_app(lambda app: app.exchange.book_report(None, 1, {})),
-  ),
-  (
     "This session is scored already, has had no call, or has a call in flight. Score "
     "it once, after the answer to its last call.",
     use_app(score_without_a_call),
   ),
   (
     "Session s has cost $0.000000 of $0; the next call needs $.... The session's cap, "
-    "the key's cap of the day or --config.max_usd forbids it. End the task without a "
+    "the key's cap of the day or --config.max_total_usd forbids it. End the task without a "
     "further call.",
     use_app(decide, max_usd=0.0),
   ),
@@ -313,13 +328,8 @@ CASES = [
   ),
   ("The body took longer than 0.01 seconds. Send the call again.", read_late),
   (
-    "No answer within --config.serve.call_timeout_s=0.01. The model hangs. Call again.",
+    "No answer within --config.call_timeout_s=0.01. The model hangs. Call again.",
     use_app(hang, call_timeout_s=0.01),
-  ),
-  (
-    "Cannot read the tokenizer no.json (no.json is missing or not a regular file). Correct "
-    "--config.models.tokenizer_families.",
-    use_app(decide, models={"tokenizer_families": ("no.json", "")}),
   ),
   (
     "The calls of session s in flight reserve its whole cap. Send the call again.",
@@ -337,45 +347,54 @@ CASES = [
   ),
   (
     "Cannot listen on 127.0.0.1:... (Address already in use...). Set another "
-    "--config.serve.port or --config.serve.host.",
-    use_run(listen_on_a_used_port),
+    "--config.port or --config.host.",
+    listen_on_a_used_port,
   ),
   (
-    "--config.serve.router=TMP/three routes between 3 models. Set "
-    "--config.models.names to 3 models.",
+    "--config.router=TMP/three routes between 3 models. Set --config.models.names to 3 "
+    "models.",
     serve_a_router_of_three,
   ),
   (
-    "TMP/quickstart has no trained router. Set --config.serve.router to the directory "
-    "of a run that has one, or set --config.serve.policy=small.",
+    "TMP/endpoint has no trained router. Set --config.router to the directory of a run "
+    "that has one, or set --config.policy=small.",
     command,
-    "--stage=serve",
   ),
   (
-    "Serving at 0.0.0.0 needs a key, which clients must send. Set "
-    "--config.serve.key_variable to the name of a variable that holds the key, or "
-    "--config.serve.keys to a file of keys.",
+    "Serving at 0.0.0.0 needs a key, which clients must send. Set --config.key_variable "
+    "to the name of a variable that holds the key, or --config.keys to a file of keys.",
     command,
-    "--stage=serve",
-    "--config.serve.policy=small",
-    "--config.serve.host=0.0.0.0",
+    "--config.policy=small",
+    "--config.host=0.0.0.0",
   ),
   (
-    "Cannot read the keys in TMP/none: ... Correct --config.serve.keys; "
-    "docs/serving_reference.md has its form.",
+    "Cannot read the keys in TMP/none: ... Correct --config.keys; baar_serve/README.md "
+    "has its form.",
     lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (
-    "--stage=serve needs a served run. Set --config.env.kind=recorded.",
-    command,
-    "--stage=serve",
-    "--config.serve.policy=small",
+    "Set --config.traces to the file that is to be read.",
+    lambda tmp: traces.load_file(serve_config.ServeConfig(runs=str(tmp))),
   ),
   (
-    "--stage=import needs a served run and a file. Set --config.env.kind=recorded and "
-    "--config.traces=FILE.",
+    "--config.models.names must be two or more models, the cheapest first",
     command,
-    "--stage=import",
+    "--config.models.names=('m',)",
+  ),
+  (
+    "--config.models.context_tokens must be () or a value for each of the names",
+    command,
+    "--config.models.context_tokens=(1,)",
+  ),
+  (
+    "--config.models.forms must be (), one value, or a value for each of the names",
+    command,
+    "--config.models.forms=('messages','messages','messages')",
+  ),
+  (
+    "--config.key_variable must be the name of an environment variable that is set, or ''",
+    command,
+    "--config.key_variable=NOT_SET_HERE",
   ),
   import_lines(
     "line 1: the record lacks a field, or its format is unknown ('session')", {}
@@ -402,6 +421,10 @@ CASES = [
     lambda tmp: decide_alone(left_usd=-1.0),
   ),
   ("The score is 2. Pass a number in [0, 1].", lambda tmp: decide_alone(score=2)),
+  (
+    "Correct the field messages: messages must have at least one message.",
+    lambda tmp: read_chat([]),
+  ),
 ]
 CASES += [
   (

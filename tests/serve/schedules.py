@@ -1,6 +1,6 @@
 """Play random schedules of clients against an endpoint that is killed, and check its bill.
 
-PYTHONPATH=. python tests/schedules.py 1000 [seed]
+PYTHONPATH=.:tests python tests/serve/schedules.py 1000 [seed]
 """
 
 import asyncio
@@ -17,11 +17,10 @@ from fractions import Fraction
 import httpx2
 from standin import StandIn
 
-from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.llms import provider
-from baar_jax.run import Run
 from baar_serve import __main__ as serve
 from baar_serve import exchange
+from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.sessions import Sessions
 
 AT_ONCE, TOLERANCE_USD = 40, 1e-9
@@ -60,7 +59,7 @@ def write_reply(path: str, reasoning: str) -> list[dict]:
   return [message | {"reasoning_details": [{"data": reasoning}]}]
 
 
-def serve_forever(config: Config) -> None:
+def serve_forever(config: ServeConfig) -> None:
   """Serve in a process of its own, whose disk is full at some of its writes."""
   provider.BACKOFF_S = 0.01
   exchange.WATCH_S = 0.1
@@ -73,16 +72,16 @@ def serve_forever(config: Config) -> None:
     return execute(sessions, statements)
 
   Sessions._execute = execute_or_fail
-  serve.main(Run(config))
+  serve.serve(config)
 
 
 class Server:
   """The endpoint in a process of its own, which can be killed and started again."""
 
-  def __init__(self, config: Config):
+  def __init__(self, config: ServeConfig):
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
-      config.serve.port = free.getsockname()[1]
-    self.url, self._config = f"http://127.0.0.1:{config.serve.port}", config
+      config.port = free.getsockname()[1]
+    self.url, self._config = f"http://127.0.0.1:{config.port}", config
     self._context = multiprocessing.get_context("forkserver")
     self._context.set_forkserver_preload(
       ["baar_serve.__main__", "baar_serve.app", "uvicorn"]
@@ -251,12 +250,13 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     AssertionError: a session exceeds a cap, or its dollars do not cover the bill.
   """
   draw, faults, schedules = random.Random(seed), random.Random(seed), []
-  models = ModelsConfig(
-    "chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
+  models = UpstreamsConfig(
+    names=(*PRICES,), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
   )
   models.tokenizer_families = ("one", "one")
-  config = Config(name="s", runs=runs, env=EnvConfig("recorded"), models=models)
-  config.serve = ServeConfig(policy="random", max_sessions=10)
+  config = ServeConfig(
+    name="s", runs=runs, models=models, policy="random", max_sessions=10
+  )
   upstream = StandIn(lambda request: WORDS, stall_s=4.0, chunk_s=0.01)
   upstream.fault = lambda number, request: (
     faults.choice(FAULTS) if faults.random() < 0.2 else None

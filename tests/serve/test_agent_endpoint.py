@@ -9,9 +9,9 @@ import openai
 import pytest
 import uvicorn
 from browser import open_phone
+from endpoint import ASK, REPLY, TOKENS, USD, Client
 from schedules import run_schedules
 from standin import StandIn
-from test_serve import ASK, REPLY, TOKENS, USD, Client
 
 from baar_jax.episode import Task
 from examples import agent, corridor

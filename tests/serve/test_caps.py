@@ -1,14 +1,13 @@
 """Test the ends of caps, the limits of models and safe switches, with a stand-in."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from standin import StandIn
+from endpoint import Client
 from standin_forms import Reply
-from test_serve import Client
 
-from baar_jax.rollout.specs import Decision
+from baar_serve.forms.chat_completions import FORM
+from baar_serve.request import ClientKey
 
 WORDS = "I look around and go on, as before. " * 12
 # Pays for 20 calls of 5,000 to 8,000 tokens.
@@ -21,18 +20,10 @@ FORMS = {
 }
 
 
-@pytest.fixture
-def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.provider.BACKOFF_S", 0.01)
-  with StandIn(lambda request: WORDS).running() as server:
-    yield server
-
-
-def decide(client, *models):
-  """Let the policy "random" choose these models, one after the other."""
-  choices = iter(models)
-  policy = client.http.app.exchange.deciders["random"].policy
-  policy.choose = lambda lives: [Decision(next(choices)) for _ in lives]
+@pytest.fixture(autouse=True)
+def long_replies(upstream):
+  """Let the models reply with WORDS."""
+  upstream.answer = lambda request: WORDS
 
 
 def call(client, path, history, **fields):
@@ -104,42 +95,23 @@ def test_thinking_tokens_are_kept_beside_the_least_reply(tmp_path, upstream):
     assert call(client, "messages", asked, thinking=thinking).status_code == 402
 
 
-def test_models_of_one_tokenizer_share_counts(tmp_path, upstream):
-  """SMALL has read 40,000 characters as 10,003 tokens, so LARGE reserves about as many."""
-  history = [{"role": "user", "content": "a" * 40_000}]
-  reserved = []
-  for families in ((), ("one", "one")):
-    models = {"tokenizer_families": families}
-    serve = dict(models=models, max_usd=1.0, policy="random")
-    with Client(tmp_path / str(families), upstream, **serve) as client:
-      decide(client, 0, 1)
-      call(client, "chat/completions", history)
-      longer = [*history, {"role": "assistant", "content": WORDS}]
-      longer.append({"role": "user", "content": "Go."})
-      body = {"model": "baar", "messages": longer, "max_tokens": 10}
-      client.post("/v1/decision", body, {"x-session-id": "s"})
-      session = client.session()
-      reserved.append(1.0 - session["left_usd"] - session["spent_usd"])
-  # At $5 a million: at least a token for each byte, or for each counted token.
-  assert reserved[0] > 5e-6 * 40_000
-  assert 5e-6 * 10_003 < reserved[1] < 5e-6 * (10_003 + len(WORDS) + 300)
-
-
-def test_a_file_of_a_tokenizer_counts_exactly(tmp_path, upstream):
-  import tokenizers
-
-  path = str(tmp_path / "tokenizer.json")
-  model = tokenizers.models.WordLevel({"go": 0, "?": 1}, unk_token="?")
-  tokenizer = tokenizers.Tokenizer(model)
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-  tokenizer.save(path)
-  models = {"tokenizer_families": (path, path)}
-  with Client(tmp_path, upstream, models=models, max_usd=1.0) as client:
-    body = {"model": "baar", "messages": [{"role": "user", "content": "go " * 5000}]}
-    client.post("/v1/decision", body | {"max_tokens": 10}, {"x-session-id": "s"})
-    left_usd = client.session()["left_usd"]
-  # 5,000 words, and 8 tokens of the template for each of a few texts.
-  assert 5000e-6 < 1.0 - left_usd < 5300e-6
+@pytest.mark.parametrize(
+  "families, least, most", [((), 40_000, 42_000), (("one", "one"), 10_003, 11_000)]
+)
+def test_models_of_one_tokenizer_share_counts(
+  tmp_path, upstream, families, least, most
+):
+  """SMALL has read 40,000 characters as 10,003 tokens. LARGE costs $5 a million."""
+  body = {"model": "baar", "messages": [{"role": "user", "content": "a" * 40_000}]}
+  with Client(tmp_path, upstream, models={"tokenizer_families": families}) as client:
+    client.post("/v1/chat/completions", body, {"x-session-id": "s"})
+    body["messages"] += [{"role": "assistant", "content": WORDS}]
+    body["messages"] += [{"role": "user", "content": "Go."}]
+    headers = {"x-session-id": "s"}
+    call = client.http.app.desk.receive(ClientKey(), FORM, headers, body)
+    large = client.exchange.upstreams[1].prepare(call, client.config)
+  # WORDS are 444 bytes more.
+  assert 5e-6 * least < large.prompt_usd < 5e-6 * most
 
 
 def test_a_models_window_decides_and_overflows_move_on(tmp_path, upstream):
@@ -174,7 +146,7 @@ def test_reasoning_stays_with_the_model_that_wrote_it(tmp_path, upstream, path):
   upstream.answer = lambda request: Reply("", [("look", {"at": "SECRET input"})])
   history = [{"role": "user", "content": "Go."}]
   with Client(tmp_path, upstream, policy="random") as client:
-    decide(client, 0, 0, 1)
+    client.decide(0, 0, 1)
     answer = call(client, path, history).json()
     if path == "chat/completions":
       turn = [answer["choices"][0]["message"] | SIGNED[path]]
@@ -221,16 +193,6 @@ def test_a_hang_is_reported_as_a_hang(tmp_path, upstream):
     assert session["in_flight"] == 0 and session["spent_usd"] > 0
 
 
-def test_an_estimate_reserves_less_and_may_pass_a_cap(tmp_path, upstream):
-  """The prompt of 4,000 characters is expected to have 1,000 tokens, and the reply 200."""
-  asked = [{"role": "user", "content": "a" * 4000}]
-  with Client(tmp_path, upstream, max_usd=0.0023, estimate=1.5) as client:
-    body = {"model": "baar", "messages": asked}
-    answer = client.post("/v1/decision", body, {"x-session-id": "s"}).json()
-    # 1.5 x (1,000 x $1 + 200 x $2) / 1e6 = $0.0021, and a little for the template.
-    assert 0.0001 < answer["left_usd"] < 0.0023 - 0.0021
-
-
 def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream):
   asked = {"model": "baar", "messages": [{"role": "user", "content": "Go."}]}
   with Client(tmp_path, upstream, max_usd=1e-6) as client:
@@ -251,24 +213,4 @@ def test_the_page_filters_sessions_and_shows_failures(tmp_path, upstream):
     metrics = client.http.get("/metrics").text
   assert "go out" in alpha and "% spent" in alpha and "<td>failed</td>" not in alpha
   assert "alpha" not in beta and beta.count("<td>failed</td>") == 2
-  assert 'baar_decisions_total{model="small"} 4.0' in metrics
-  assert "baar_call_usd_count 3.0" in metrics
-
-
-def test_a_call_is_a_span_if_opentelemetry_is_installed(
-  tmp_path, upstream, monkeypatch
-):
-  spans = []
-
-  def start_span(name, attributes, start_time):
-    spans.append((name, attributes))
-    return SimpleNamespace(end=lambda: None)
-
-  tracer = SimpleNamespace(start_span=start_span)
-  trace = SimpleNamespace(get_tracer=lambda name: tracer)
-  monkeypatch.setattr("baar_serve.routed.trace", trace)
-  with Client(tmp_path, upstream) as client:
-    client.chat("s")
-  ((name, attributes),) = spans
-  assert name == "chat small" and attributes["gen_ai.usage.input_tokens"] == 9
-  assert attributes["gen_ai.conversation.id"] == "s"
+  assert "baar_added_seconds_count 4.0" in metrics

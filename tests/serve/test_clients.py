@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from endpoint import Client
 from standin import StandIn
 from standin_forms import Reply
-from test_serve import Client
 
 RECORDED = sorted((Path(__file__).parent / "golden" / "clients").iterdir())
 

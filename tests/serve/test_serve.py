@@ -15,93 +15,19 @@ import time
 import pytest
 import standin
 import uvicorn
-from standin import StandIn
+from endpoint import ASK, PRICES, REPLY, USD, Client, wait_until
 from starlette.responses import JSONResponse
-from starlette.testclient import TestClient
 
 from baar_jax import Router
-from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.history import ToolCall, Turn
-from baar_jax.llms.ledger import read_spent
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
-from baar_jax.run import Run
-from baar_serve.__main__ import build, make_protocol, open_policies
+from baar_serve.__main__ import Connection
 from baar_serve.exchange import Delivery
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import ClientKey, hash_turn
-
-# Dollars per million tokens: input, cached input, output.
-PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
-ASK = [{"role": "user", "content": "Task: go out\n\nA door."}]
-# The stand-in counts a token for each 4 characters, and 3 for each message. The reply of
-# 27 characters has 7 + 3 tokens, and the prompt of 23 characters 6 + 3.
-REPLY = "Thought: now.\n\nAction: go"
-# The dollars of the first call.
-USD = 1e-6 * (9 * 1 + 10 * 2)
-# The limit of a reply's tokens.
-TOKENS = 200
-
-
-class Client:
-  """A client of a server on a run's directory."""
-
-  def __init__(self, directory, upstream, name="served", models=(), **serve):
-    usual = {
-      "names": ("small", "large"),
-      "prices": PRICES,
-      "base_urls": (upstream.url,),
-    }
-    usual |= {"timeout_s": 20, "retries": 1}
-    config = Config(name=name, runs=str(directory))
-    config.models = ModelsConfig("chat", **usual | dict(models))
-    config.env, config.bopo.lam = EnvConfig("recorded", max_steps=9), (0.1,)
-    usual = {"policy": "small", "max_reply_tokens": TOKENS}
-    config.serve = ServeConfig(**usual | serve)
-    self.run = Run(config)
-    self.http = TestClient(build(self.run, open_policies(self.run)), "http://127.0.0.1")
-
-  def __enter__(self):
-    self.http.__enter__()
-    return self
-
-  def __exit__(self, *error):
-    self.http.__exit__(*error)
-    self.run.close()
-
-  def chat(self, session="s", headers=(), **fields):
-    body = {"model": "baar", "messages": ASK, **fields}
-    return self.post(
-      "/v1/chat/completions", body, {"x-session-id": session, **dict(headers)}
-    )
-
-  def post(self, path, body, headers=None):
-    return self.http.post(path, json=body, headers=headers)
-
-  def session(self, name="s"):
-    """Return a session, with the fields of its newest conversation."""
-    session = self.http.get(f"/v1/sessions/{name}").json()
-    return session | {**session["conversations"][0], "id": session["id"]}
-
-  def conversations(self, name="s"):
-    """List the number and the steps of each conversation, the newest first."""
-    session = self.http.get(f"/v1/sessions/{name}").json()
-    return [(found["id"], len(found["steps"])) for found in session["conversations"]]
-
-
-@pytest.fixture
-def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.provider.BACKOFF_S", 0.01)
-  with StandIn(lambda request: REPLY).running() as server:
-    yield server
-
-
-@pytest.fixture
-def client(tmp_path, upstream):
-  with Client(tmp_path, upstream) as client:
-    yield client
 
 
 def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch):
@@ -154,7 +80,7 @@ def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, 
   for name in ("s", "new"):
     call = app.desk.receive(ClientKey(), FORM, {"x-session-id": name}, body)
     assert (
-      app.exchange.upstreams[0].prepare(call, app.exchange.config.serve).prompt_usd
+      app.exchange.upstreams[0].prepare(call, app.exchange.config).prompt_usd
       >= 1e-6 * tokens
     )
 
@@ -335,11 +261,6 @@ def test_a_cap_is_never_passed_and_errors_name_the_dollars(tmp_path, upstream):
     assert upstream.usd({"small": PRICES[0], "large": PRICES[1]}) == pytest.approx(
       spent
     )
-    partial = client.chat(headers={"x-baar-on-exhausted": "partial"}).json()
-    assert (
-      partial["choices"][0]["finish_reason"] == "length"
-      and partial["usage"]["cost"] == 0
-    )
     upstream.fault = lambda number, request: "drop"  # A retry must fit the cap, too.
     assert client.chat("third").json()["error"]["code"] == "upstream_error"
     assert upstream.seen.pop() and len(upstream.seen) == len(replies) - refused
@@ -395,18 +316,6 @@ def test_a_failed_batch_ends_only_the_call_that_ran_it():
 
   first, second, third = asyncio.run(gather())
   assert (first.model, third.model) == (0, 1) and isinstance(second, IndexError)
-
-
-def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=0.00105, reserve_usd=0.001) as client:
-    replies = [client.chat() for _ in range(4)]
-    left = [float(reply.headers["x-baar-left-usd"]) for reply in replies[:2]]
-    # A call costs $0.0000245, and the first one more. The worst case is $0.000409.
-    assert left[0] > 0.001 > left[1]
-    assert [reply.status_code for reply in replies] == [200, 200, 402, 404]
-    # A cap below the reserve pays for one last call.
-    small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
-    assert [reply.status_code for reply in small] == [200, 402]
 
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
@@ -469,126 +378,6 @@ def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
   assert scores == [[], [], [0.25], [0.25], [0.25, 0.5], [0.25, 0.5]]
 
 
-# 40,000 characters are 10,000 tokens for the stand-in, and 3 for the message. The largest
-# multiple of 128 in them is 9,984.
-LONG = [{"role": "user", "content": "x" * 40_000}]
-
-
-@pytest.fixture
-def pause(monkeypatch):
-  """pause(seconds): the time of day goes on at once."""
-  pauses_s, clock = [], time.time
-  monkeypatch.setattr(time, "time", lambda: clock() + sum(pauses_s))
-  return pauses_s.append
-
-
-@pytest.mark.parametrize("prompt_cache, warm", [(True, 9984), (False, 0)])
-def test_a_decision_expects_the_rule_of_each_cache(
-  tmp_path, upstream, prompt_cache, warm
-):
-  """LARGE has never read this prompt."""
-  models = {"prompt_cache": prompt_cache}
-  with Client(tmp_path, upstream, models=models) as client:
-    assert client.chat(messages=LONG).status_code == 200
-    reply = {"role": "assistant", "content": "go"}
-    messages = [*LONG, reply, {"role": "user", "content": "x" * 40}]
-    body = {"messages": messages, "model": "baar", "session_id": "s"}
-    decision = client.post("/v1/decision", body).json()
-  assert decision["warm_tokens"] == {"small": warm, "large": 0}
-  # Cached tokens cost half as much. A reply has 10 tokens, and so has the new message.
-  usd = 1e-6 * (10_003 + 10 + 10 - 0.5 * warm + 10 * 2)
-  assert decision["expected_usd"]["small"] == pytest.approx(usd)
-  assert decision["expected_usd"]["large"] > 1e-6 * (10_000 * 5 + 10 * 10)
-
-
-@pytest.mark.parametrize("pause_s, usd", [(0, 9984 * 3e-6), (400, 0)])
-def test_a_switch_costs_what_a_cache_would_have_saved(routed, pause, pause_s, usd):
-  """LARGE answers the second call. Its cache would hold 9,984 tokens, for $3 a million less."""
-  client, messages = routed(), [*LONG]
-  policy = client.http.app.exchange.deciders["router"].policy
-  for model in (0, 1):
-    policy.choose = lambda ready, model=model: [Decision(model)]
-    assert client.chat(messages=messages).status_code == 200
-    assert client.session()["switch_usd"] == pytest.approx(usd * model)
-    messages += [{"role": "assistant", "content": REPLY}, *ASK]
-    pause(pause_s)
-
-
-def test_a_long_pause_cools_the_caches_live_and_stored(routed, pause):
-  """SMALL answers all calls. The second one comes after 400 seconds, and the third one
-  after 200 seconds more."""
-  client, outlooks, messages = routed(record_text=True), [], [*LONG]
-  exchange = client.http.app.exchange
-
-  def choose(ready):
-    (live,) = ready
-    outlooks.append(exchange.budgets.billing.forecast_calls(live.history, 50, 10))
-    return [Decision(0)]
-
-  exchange.deciders["router"].policy.choose = choose
-  for pause_s in (400, 200, 0):
-    assert client.chat(messages=messages).status_code == 200
-    pause(pause_s)
-    messages += [{"role": "assistant", "content": REPLY}, *ASK]
-  score = {"score": 1.0, "task": "t"}
-  assert client.post("/v1/sessions/s/score", score).status_code == 200
-  (episode,) = client.run.store.episodes(client.session()["policy"])
-  started_s = [step.started_s for step in episode.steps]
-  assert started_s == pytest.approx([0, 400, 600], abs=30)
-  assert [small.warm_tokens for small, _ in outlooks] == [0, 0, 9984]
-  stored = (episode.steps[:n] for n in (1, 2, 3))
-  assert outlooks == [
-    exchange.budgets.billing.forecast_calls(x, 50, 10) for x in stored
-  ]
-
-
-def test_reservations_cover_prompts_that_are_written(tmp_path, upstream):
-  """SMALL writes 40,000 tokens for $1.25 a million, and again although they are warm."""
-  models = {"prices": ((1.0, 0.1, 2.0, 1.25), (5.0, 0.5, 10.0, 6.25))}
-  body = {"messages": LONG, "model": "baar", "session_id": "s"}
-  usage = {"prompt_tokens": 40_000, "completion_tokens": TOKENS}
-  usage["prompt_tokens_details"] = {"cache_write_tokens": 40_000}
-  usd = 1e-6 * (40_000 * 1.25 + TOKENS * 2)
-  with Client(tmp_path, upstream, models=models, max_usd=1.0) as client:
-    for calls in (1, 2):
-      decision = client.post("/v1/decision", body).json()
-      worst_usd = 1 - decision["left_usd"] - (calls - 1) * usd
-      assert usd <= worst_usd < 1.01 * usd
-      report = {"decision_id": decision["decision_id"], "usage": usage}
-      session = client.post("/v1/decision", report).json()
-      assert session["spent_usd"] == pytest.approx(calls * usd)
-
-
-@pytest.mark.parametrize(
-  "name, failing, fault, cap, model, large_calls",
-  [  # After a lost connection nobody knows whether the call was billed.
-    ("baar:cost_weight=0.1", "large", "500", 1, "small", 0),
-    ("baar:cost_weight=0.1", "large", "drop", 2, "small", 2),
-    ("baar:cost_weight=0.5", "small", "500", 0, None, 0),
-    ("baar:small", "small", "500", 1, None, 0),
-  ],
-)
-def test_another_model_acts_if_all_retries_failed(
-  routed, upstream, name, failing, fault, cap, model, large_calls
-):
-  upstream.fault = lambda number, request: (
-    fault if request["model"] == failing else None
-  )
-  client = routed(fallback=True, max_large_calls=cap)
-  reply, session = client.chat(model=name), client.session()
-  acted, spent = [model] if model else [], read_spent(client.run.dir, 3)
-  assert [step["model"] for step in session["steps"]] == acted and session[
-    "in_flight"
-  ] == 0
-  assert (reply.json().get("model"), session["large_calls"]) == (model, large_calls)
-  assert len(upstream.seen) == 2 + len(acted)
-  assert spent.at_most_usd == pytest.approx(session["spent_usd"])
-  # Each lost call counts as a reply of 200 tokens at $10, and its prompt.
-  assert spent.presumed_usd >= 2 * 1e-6 * (200 * 10 + 23 * 5) * (fault == "drop")
-  usd = {"small": USD, "large": 5 * USD, None: 0}[model]
-  assert sum(spent.replies_usd) == pytest.approx(usd)
-
-
 def test_attempts_in_flight_count_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
@@ -604,24 +393,6 @@ def test_attempts_in_flight_count_after_a_kill(tmp_path, upstream):
     )
     assert session["large_calls"] == 1 and len(session["steps"]) == 1
     assert client.chat().status_code == 200
-
-
-def test_an_unreported_decision_counts_at_its_worst_case(client):
-  body = {"messages": ASK, "model": "baar:large:K=1", "session_id": "s"}
-  decision = client.post("/v1/decision", body).json()
-  assert decision["model"] == "large" and decision["left_large_calls"] == 0
-  score, before = {"score": 1, "task": "other"}, client.session()
-  # A session without a step cannot be scored.
-  assert client.post("/v1/sessions/s/score", score).status_code == 409
-  assert client.session() == before and before["in_flight"] == 1
-  report = {"decision_id": decision["decision_id"]}
-  assert client.post("/v1/decision", report).status_code == 400
-  report["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
-  assert client.post("/v1/decision", report).status_code == 200
-  session = client.session()
-  assert session["spent_usd"] == pytest.approx(6e-4) and session["in_flight"] == 0
-  assert session["large_calls"] == len(session["steps"]) == 1
-  assert client.post("/v1/decision", report).status_code == 404
 
 
 HOSTS = ("evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1, evil", "", "127.0.0.1:")
@@ -713,15 +484,6 @@ def test_the_page_shows_steps_and_escapes_names(client):
   )
 
 
-def wait_until(holds):
-  """Wait until something holds, for at most ten seconds."""
-  for _ in range(200):
-    if holds():
-      return
-    time.sleep(0.05)
-  raise AssertionError("it does not hold")
-
-
 @pytest.mark.parametrize("command, score", [("echo 0.5", 0.5), ("false", None)])
 def test_a_command_scores_a_task_at_its_end(
   tmp_path, upstream, monkeypatch, command, score
@@ -796,16 +558,6 @@ def test_a_model_that_fails_all_the_time_is_asked_once_in_a_while(
     assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
 
 
-def test_a_decision_without_a_report_expires_without_its_texts(tmp_path, upstream):
-  with Client(tmp_path, upstream, report_s=0.2) as client:
-    body = {"messages": LONG, "model": "baar", "session_id": "s"}
-    assert client.post("/v1/decision", body).json()["model"] == "small"
-    (routed,) = client.http.app.exchange._reported.values()
-    assert "xxx" not in repr(routed)
-    wait_until(lambda: client.session()["in_flight"] == 0)
-    assert client.session()["spent_usd"] > 0.04
-
-
 def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
   body = {"model": "gpt-9", "input": "Go out."}
   first = client.post("/v1/responses", body).json()
@@ -848,7 +600,7 @@ def test_other_routes_of_the_forms(tmp_path, upstream):
 
 
 def test_a_request_with_two_lengths_or_hosts_ends_its_connection():
-  config = uvicorn.Config(JSONResponse({}), http=make_protocol(), log_level="critical")
+  config = uvicorn.Config(JSONResponse({}), http=Connection, log_level="critical")
   server = uvicorn.Server(config)
   lines = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n"
   smuggled = "0\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -10,7 +10,7 @@ from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_serve import traces as import_traces
+from baar_serve import traces
 from baar_serve.episodes import ScoredSession, add_sessions, name_task
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
@@ -83,10 +83,9 @@ def test_the_trials_of_clients_are_collected_in_order(run):
 
 
 def load(run, records, name="traces.jsonl"):
-  run.config.traces = str(run.dir / name)
   lines = [json.dumps(record, ensure_ascii=False) for record in records]
   (run.dir / name).write_text("\n".join(lines))
-  import_traces.main(run)
+  traces.store_file(run.dir / name, run)
 
 
 def chat(session="a", models=("small", "large"), **changes):

@@ -1,0 +1,186 @@
+"""Declare the settings of the endpoint, and open the run that it records."""
+
+import dataclasses
+import functools
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Self
+
+from absl import app, flags
+from pydantic import Field
+
+from baar_jax.config import (
+  RECORDED,
+  VARIABLE,
+  Config,
+  EnvConfig,
+  ModelsConfig,
+  not_negative,
+  positive,
+  require,
+  section,
+  validator,
+)
+from baar_jax.flags import check_values, check_variables, fail, read_flags
+from baar_jax.run import Run
+from baar_jax.store import read_config
+from configs import quickstart
+
+FORMS = "^(chat/completions|responses|messages| )+$"
+# Names of models that agents send by default, and what they stand for.
+ALIASES = (("claude-*haiku*", "baar:small"), ("claude-*", "baar"), ("gpt-*", "baar"))
+
+
+@section
+class UpstreamsConfig(ModelsConfig):
+  """Configure the models that the endpoint calls, at their upstream endpoints.
+
+  Attributes:
+    forms: Wire forms that the upstream endpoints offer: one text for all models, or one
+      per model, such as "chat/completions responses". () is all.
+    tokenizer_families: One name per model: models with one name have one tokenizer. ()
+      is by known names.
+    context_tokens: Tokens of each model's window; 0 is the known one.
+  """
+
+  kind: str = Field("chat", pattern="^chat$")
+  forms: tuple[Annotated[str, Field(pattern=FORMS)], ...] = ()
+  tokenizer_families: tuple[str, ...] = ()
+  context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
+
+  @validator
+  def _check_upstreams(self) -> Self:
+    """Raise an error unless each tuple has as many values as there are models."""
+    count = len(self.names)
+    require(count > 1, "names", "two or more models, the cheapest first")
+    for field in ("tokenizer_families", "context_tokens"):
+      is_valid = len(getattr(self, field)) in (0, count)
+      require(is_valid, field, "() or a value for each of the names")
+    is_valid = len(self.forms) in (0, 1, count)
+    require(is_valid, "forms", "(), one value, or a value for each of the names")
+    return self
+
+
+@section
+class ServeConfig:
+  """Configure the endpoint.
+
+  Attributes:
+    name: Name of the run that it records. The run's directory is <runs>/<name>.
+    runs: Directory that holds the directories of all runs.
+    host: Address to listen on. Addresses that other machines can reach need a key.
+    port: Port to listen on; 0 takes any free port.
+    policy: Policy that decides for the model name "baar". "router" is the trained
+      router.
+    router: Directory of the run whose trained router decides; "" is this run.
+    max_usd: Default cap on a session's US dollars, which a client can only lower; None
+      is no cap.
+    max_large_calls: Default cap on a session's LARGE calls, which a client can only
+      lower; None is no cap.
+    max_total_usd: Cap on the US dollars of all sessions together; 0 is no cap.
+    exhausted: Answer to a call whose worst case exceeds a budget: an error with status
+      402 or 429, or "finish" for a whole answer that says so.
+    call_timeout_s: Seconds that a client's call may take with all of its attempts.
+    max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
+      the model's longest reply.
+    record_text: Whether the texts of tasks, results and actions are stored. Training
+      needs them.
+    aliases: Pairs of a pattern of model names that clients send, and the name that
+      takes its place.
+    side_calls: Whether titles, summaries and the like go to SMALL and are no steps.
+    idle_s: Seconds after its last call after which a conversation is over.
+    outcome: Command that gets a session's name and prints its score; "" runs none.
+    keys: TOML file of clients' keys; baar_serve/README.md has its form.
+    key_variable: Name of the environment variable with the clients' key; "" is no key.
+    max_sessions: Number of sessions for which the router's KV cache has room.
+    max_body_mb: Largest body of a client's request in MiB.
+    traces: File that `python -m baar_serve.traces` reads.
+    models: The models that answer.
+  """
+
+  name: str = Field("endpoint", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+  runs: str = "runs"
+  host: str = Field("127.0.0.1", min_length=1, max_length=253)
+  port: int = not_negative(8000, 65535)
+  policy: str = Field("router", pattern="^(router|small|large|random|stratified)$")
+  router: str = ""
+  max_usd: float | None = not_negative(None)
+  max_large_calls: int | None = not_negative(None, 10**9)
+  max_total_usd: float = not_negative(0.0)
+  exhausted: str = Field("402", pattern="^(402|429|finish)$")
+  call_timeout_s: float = positive(600.0)
+  max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
+  record_text: bool = False
+  aliases: tuple[tuple[str, str], ...] = ALIASES
+  side_calls: bool = True
+  idle_s: float = positive(21_600.0)
+  outcome: str = ""
+  keys: str = ""
+  key_variable: str = Field("", pattern=VARIABLE)
+  max_sessions: int = positive(256, 100_000)
+  max_body_mb: float = positive(64.0, 1000)
+  traces: str = ""
+  models: UpstreamsConfig = Field(default_factory=UpstreamsConfig)
+
+
+def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> ServeConfig:
+  """Read the configuration from a command line.
+
+  An invalid command line ends the program with one line and exit code 2.
+
+  Args:
+    argv: the command line, the program's name first.
+    values: absl's flags. Only tests pass other flags than those of the process.
+  """
+  try:
+    config = read_flags(argv, ServeConfig(), values)
+    check_values(config)
+    check_variables("key_variable", (config.key_variable,))
+    check_variables("models.key_variables", config.models.key_variables)
+  except ValueError as error:
+    sys.exit(fail(error))
+  return config
+
+
+def run_command(work: Callable[[ServeConfig], None]) -> None:
+  """Do the work of this program's command line."""
+  app.run(functools.partial(do, work), flags_parser=parse)
+
+
+def do(work: Callable[[ServeConfig], None], config: ServeConfig) -> int:
+  """Do the work of a command.
+
+  Returns:
+    The exit code: 0 after success, 2 after a user's mistake, which is one line.
+  """
+  try:
+    work(config)
+  except (ValueError, OSError, sqlite3.Error) as error:
+    return fail(error)
+  return 0
+
+
+def open_run(config: ServeConfig) -> Run:
+  """Open the run that the endpoint records; its episodes are its clients' sessions.
+
+  A new run has the settings of configs/quickstart.py. A run that exists keeps its own,
+  such as `profile.trials`. The models are those of the endpoint.
+
+  Raises:
+    ValueError: the run's directory cannot be used, or a price is missing.
+  """
+  stored = read_config(Path(config.runs) / config.name) or quickstart.get_config()
+  fields = {}
+  for field in dataclasses.fields(ModelsConfig):
+    fields[field.name] = getattr(config.models, field.name)
+  run_config: Config = dataclasses.replace(
+    stored,
+    name=config.name,
+    runs=config.runs,
+    max_usd=config.max_total_usd,
+    env=EnvConfig(RECORDED, max_steps=stored.env.max_steps),
+    models=ModelsConfig(**fields),
+  )
+  return Run(run_config)
