@@ -473,19 +473,19 @@ def flatten(config: Config) -> dict[str, object]:
 
 
 def check_walls(config: Config) -> None:
-  """Raise an error if API models would act and the kernel does not confine their code.
+  """Raise an error if API models would act and nothing confines their code.
 
   Raises:
-    ValueError: the machine lacks a feature that the environment's engine needs for it.
+    ValueError: this machine cannot confine the environment's engine.
   """
-  if config.models.kind != "chat":
-    return
   engine = table.load(config.env.kind).engine
-  problem = engine.warning() if engine else ""
-  if problem and not config.env.options.get("trusted"):
+  if config.models.kind == "scripted" or config.env.options.get("trusted"):
+    return
+  if engine and engine.code_reads and not engine.is_confinable:
     raise ValueError(
-      f"{problem}. Use another machine, or a container with "
-      "--config.env.options.trusted=True."
+      "agents' code must be confined, and bubblewrap does not work here: install it "
+      "(Debian: apt-get install bubblewrap), or run everything in a container, with "
+      "--config.env.options.trusted=True (no wall at all)"
     )
 
 

@@ -261,11 +261,3 @@ CASES = [
     lambda tmp: scienceworld.Engine().load("find-plant/999"),
   ),
 ]
-
-UNSEEN = {
-  "baar_jax/envs/appworld/adapter.py _call_api": "an agent's code gets it, not a user",
-  "baar_jax/envs/appworld/shell.py _give_up_files": "it ends a shell; the agent reads "
-  "that its code ended",
-  "baar_jax/envs/appworld/shell.py _give_up_rights": "as for _give_up_files",
-  "baar_jax/envs/appworld/shell.py _leave_shared_files": "as for _give_up_files",
-}

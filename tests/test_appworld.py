@@ -1,17 +1,19 @@
 """Test AppWorld on its real engine with synthetic tasks: solutions, attacks, failures."""
 
-import ctypes
 import os
-import sys
-from contextlib import closing
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
 
-import psutil
 import pytest
 from tiny import follow
 
 from baar_jax.envs.appworld import adapter
 from baar_jax.envs.appworld.adapter import AppWorld, Options
-from baar_jax.envs.process import open_envs
+from baar_jax.envs.base import EnvDied
+from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.episode import SPLITS
 
 SCENARIOS = 5
@@ -20,13 +22,8 @@ ENGINE = AppWorld.engine
 PAY, SHARES = "d1a0000_1", "d3a0000_1"
 
 
-def arguments(data, **options) -> dict:
-  """Return the arguments of the environment; dev and test share a dataset."""
-  return SIZES | {"options": {"data": str(data), "test_split": "dev"} | options}
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory) -> Path:
   """Install the engine if it is missing, and generate tasks over an older version's."""
   ENGINE.install()
   place = tmp_path_factory.mktemp("appworld") / "own"
@@ -35,14 +32,25 @@ def data(tmp_path_factory):
   return place
 
 
+def open_world(data: Path, trusted: bool) -> ProcessEnv:
+  """Open an environment whose splits dev and test share a dataset."""
+  options = {"data": str(data), "test_split": "dev", "trusted": trusted}
+  (env,) = open_envs("appworld", SIZES | {"options": options}, 1, 1)
+  return env
+
+
 @pytest.fixture(scope="module")
-def env(data):
+def env(data) -> Iterator[ProcessEnv]:
   """Open an environment in a child that imports the engine once for all tests."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("OPENAI_API_KEY", "sk-secret")
-    (env,) = open_envs("appworld", arguments(data), 1, 1)
-  yield env
-  env.close()
+  with closing(open_world(data, trusted=False)) as env:
+    yield env
+
+
+@pytest.fixture(scope="module")
+def trusted(data) -> Iterator[ProcessEnv]:
+  """Open an environment without a wall."""
+  with closing(open_world(data, trusted=True)) as env:
+    yield env
 
 
 def test_only_the_solution_passes_in_every_scenario(env):
@@ -63,7 +71,17 @@ def test_only_the_solution_passes_in_every_scenario(env):
   assert (env.reset(task.id), follow(env)) == (first, tape)
 
 
-def test_any_code_gets_an_observation_and_sees_no_keys(env):
+def test_episodes_with_and_without_a_wall_are_equal(env, trusted):
+  tapes = []
+  for world in (env, trusted):
+    observations = [world.reset(SHARES)]
+    for kind in ("lost", "wrong", "hasty"):
+      observations += world.step(world.mistake(kind, "k"))
+    tapes.append([*observations, follow(world), world.score()])
+  assert tapes[0] == tapes[1]
+
+
+def test_any_code_gets_an_observation(env):
   env.reset(PAY)
   for code, expected in (
     ("x = (", "Syntax error"),
@@ -73,11 +91,6 @@ def test_any_code_gets_an_observation_and_sees_no_keys(env):
     ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
     ("import subprocess", "not allowed"),
-    *[
-      (f"apis.venmo.show_transaction(transaction_id='{id_}')", "parameters are invalid")
-      for id_ in ("../../admin/x", "..", "{page}", "%2e%2e")
-    ],
-    ("apis.supervisor.show_profile(client=1)", "successful"),
     ("-" * 100_000 + "1", "Execution failed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Execution failed"),
@@ -87,121 +100,90 @@ def test_any_code_gets_an_observation_and_sees_no_keys(env):
   ):
     observation, done = env.step(code)
     assert expected in observation and not done
-  hidden = sys.platform != "linux" or ctypes.CDLL(None).prctl(3) == 0  # PR_GET_DUMPABLE
-  assert (
-    hidden
-  )  # so that the keys of this process are not read, whatever the shell can do
-  observation, _ = env.step("import os\nprint(sorted(os.environ))")
-  assert "HOME" in observation and "OPENAI_API_KEY" not in observation
   cut = "y" * adapter.OUTPUT_CHARS + "\n[123 more characters were cut]"
   assert env.step(f"print('y' * {adapter.OUTPUT_CHARS + 123})") == (cut, False)
 
 
-FILE = "__import__('io').FileIO"
-FORGED = '{"value": ["o", true, "", null]}'
-REFUSED = {  # PARENT and WORKER are process ids
-  "keys": "import pathlib\nprint(pathlib.Path('/proc/PARENT/environ').read_text())",
-  "memory": f"{FILE}('/proc/WORKER/mem')",
-  "solution": f"{FILE}('DATA/tasks/{PAY}/ground_truth/answer.json')",
-  "library": "r = __import__('readline')\nr.read_history_file('/etc/passwd')",
-  "write": f"{FILE}('TMP/file', 'w')",
-  "link": "import os\nos.symlink('/etc/passwd', 'TMP/file')",
-  "spawn": "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', 'touch TMP/file'], {})",
-  "signal": "import os\n__import__('signal').pidfd_send_signal(os.pidfd_open(PARENT), 0)",
-  "machine code": "__import__('ctypes').CDLL(None).getppid()",
-  "memory limit": "__import__('resource').setrlimit(9, (-1, -1))",
-  "network": "__import__('socket').socket()",
-  "database": "from appworld.apps.venmo.models import User\nprint(len(User.all()))",
-}
-# Code in a second interpreter, in which no audit hook of Python holds.
-HOOKLESS = "s = __import__('_xxsubinterpreters')\ns.run_string(s.create(), '''CODE''')"
-KERNEL = "import ctypes\nkernel = ctypes.CDLL(None, use_errno=True)\n"
-NOT_PERMITTED = "assert ctypes.get_errno() != 1"  # the number of EPERM
-# Look for the databases, which the engine shares with a dozen files, in a part of memory.
-# A page of other memory may begin like a database by chance.
-SHARED = f"""{KERNEL}
-def is_database(page):
-  kernel.access(ctypes.c_void_p(page), 0)
-  is_readable = ctypes.get_errno() != 14  # EFAULT
-  return is_readable and ctypes.string_at(page, 6) == b"SQLite"
-library = ctypes.cast(kernel.getpid, ctypes.c_void_p).value // 4096 * 4096
-assert sum(map(is_database, range(library - 2**30, library, 4096))) > 5
-"""
-CONFINED = {
-  "a file in shared memory": SHARED,
-  "a UDP socket": "import socket\nsocket.socket(type=socket.SOCK_DGRAM)",
-  "a local socket": "import socket\nsocket.socket(socket.AF_UNIX)",
-  "a process": f"{KERNEL}assert kernel.fork() != -1",
-  "a namespace": f"{KERNEL}assert kernel.unshare(0x10000000) == 0",
-  "a process by clone": f"{KERNEL}assert kernel.syscall(56, 17, 0, 0, 0, 0) != -1",
-  "clone3": f"{KERNEL}kernel.syscall(435, 0, 0)\nassert ctypes.get_errno() != 38",
-  "an emptied file": f"{KERNEL}kernel.open(b'/', 0o1000)\n{NOT_PERMITTED}",
-  "a page of memory": f"{KERNEL}kernel.madvise(0, 0, 101)\n{NOT_PERMITTED}",
-  "another's limits": f"{KERNEL}assert kernel.prlimit(PARENT, 7, 0, bytes(16)) == 0",
-  "root's capabilities": f"{KERNEL}assert kernel.mmap(0, 4096, 3, 50, -1, 0) == 0",
-  "an urgent message": f"{KERNEL}assert kernel.send(201, b'x', 1, 1) == 1",
-  "a call of x32": f"{KERNEL}assert kernel.syscall(0x40000000 + 39) > 0",
-  "rights of a file": "import os\nos.chmod('TMP', 0o700)",
-  "times of a file": "import os\nos.utime('TMP')",
-  "a priority": "import os\nos.setpriority(os.PRIO_PROCESS, PARENT, 1)",
-  "a limit": "import resource\nresource.setrlimit(7, (9, 9))",
-  "a signal by a file": "import fcntl\nfcntl.fcntl(201, 8, PARENT)",
+READ = "__import__('io').FileIO"
+SOCKETS = "s = __import__('socket')\n"
+KERNEL = "kernel = __import__('ctypes').CDLL(None)\n"
+# Each attack fails, or reaches what it looks for. PARENT is a process id.
+ATTACKS = {
+  "keys": f"assert {READ}('/proc/PARENT/environ').read()",
+  "memory": f"{READ}('/proc/PARENT/mem')",
+  "a file": f"{READ}('TMP/file').read()",
+  "a file to write": f"{READ}('TMP/new', 'w')",
+  "data to write": f"{READ}('DATA/new', 'w')",
+  "a link": "import os\nos.symlink('TMP/file', 'TMP/new')",
+  "a program": "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', ''], {})",
+  "network": f"{SOCKETS}s.create_connection(('127.0.0.1', PORT))",
+  "a local socket": f"{SOCKETS}s.socket(s.AF_UNIX).connect('\\0baar-PORT')",
   "a signal": f"{KERNEL}assert kernel.kill(PARENT, 0) == 0",
-}
-for name, code in CONFINED.items():
-  REFUSED[name] = HOOKLESS.replace("CODE", code)
-FUTILE = {
-  "evaluation": "import appworld\nPassed = type('Passed', (), {'success': True})\n"
-  "appworld.AppWorld.evaluate = lambda self: Passed",
-  "answer": "for fd in range(1, 64):\n  for pid in ('self', WORKER):\n    try:\n"
-  f"      file = {FILE}(f'/proc/{{pid}}/fd/{{fd}}', 'w')\n"
-  f"      file.write(b'{FORGED}\\n{{\"value\": 1.0}}\\n')\n    except OSError:\n      pass",
+  "limits": f"{KERNEL}assert kernel.prlimit(PARENT, 7, 0, bytes(16)) == 0",
+  "a priority": "import os\nos.getpriority(os.PRIO_PROCESS, PARENT)",
+  "the terminal": "import os\nnull = os.stat('/dev/null')\n"
+  "assert not os.path.samestat(os.fstat(2), null)",
+  "root's rights": f"{KERNEL}assert kernel.chroot(b'/') == 0",
 }
 
 
-@pytest.mark.parametrize("attack", REFUSED | FUTILE)
-def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, attack):
-  code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
-  code = code.replace("WORKER", str(env.child.process.pid)).replace(
-    "DATA", str(data / "data")
-  )
-  env.reset(PAY)
-  observation, done = env.step(code.replace("TMP", str(tmp_path)))
-  assert observation.startswith("Execution failed") == (attack in REFUSED) and not done
-  assert not list(tmp_path.iterdir())
-  assert env.score() == 0.0
-  assert env.step("print(7)") == ("7", False)  # the next answer is its own
-
-
-def test_an_episode_survives_a_shell_that_ends_or_hangs(data):
-  with closing(*open_envs("appworld", arguments(data, code_s=1), 1, 1)) as env:
-    env.reset(PAY)
-    assert "Exception" in env.step("while True: apis.supervisor.show_profile()")[0]
-    assert env.step("print(7)") == ("7", False)  # the limit did not end it amid a call
-    for code in (
-      "import os\nos.abort()",
-      "__import__('signal').alarm(0)\nwhile True: pass",
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_wall_keeps_code_from_the_machine(env, trusted, data, tmp_path, attack):
+  """Without the wall, the same code reaches what it looks for."""
+  if not ENGINE.is_confinable:
+    pytest.skip("bubblewrap cannot be had here")
+  (tmp_path / "file").write_text("secret")
+  with ExitStack() as stack:
+    server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port = server.getsockname()[1]
+    local = stack.enter_context(socket.socket(socket.AF_UNIX))
+    local.bind(f"\0baar-{port}")
+    local.listen()
+    code = f"{ATTACKS[attack]}\nprint('reached')"
+    for name, value in (
+      ("PARENT", os.getpid()),
+      ("TMP", tmp_path),
+      ("DATA", data / "data"),
+      ("PORT", port),
     ):
-      observation, done = env.step(f"x = 1\n{code}")
-      assert (
-        observation.endswith("ran too long, and all variables are lost.") and not done
-      )
-      assert "name 'x' is not defined" in env.step("print(x)")[0]
-    world = psutil.Process(env.child.process.pid)
-    shells = world.children(recursive=True)  # they are killed as a group
-    assert [os.getpgid(shell.pid) for shell in shells] == [world.pid] * 2
+      code = code.replace(name, str(value))
+    env.reset(PAY)
+    assert env.step(code)[0].startswith("Execution failed")
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+    new = data / "data" / "new"
+    assert not new.exists()
+    if attack != "root's rights" or os.geteuid() == 0:
+      trusted.reset(PAY)
+      assert trusted.step(code) == ("reached", False)
+    new.unlink(missing_ok=True)
+
+
+def test_code_sees_no_variables_of_the_machine(env):
+  env.reset(PAY)
+  names = ["HOME", "PWD", "LC_CTYPE", "APPWORLD_ROOT", "APPWORLD_CACHE", "IPYTHONDIR"]
+  observation, _ = env.step("import os\nprint(sorted(os.environ))")
+  assert ENGINE.is_confinable <= {*eval(observation)}.issubset(names)
+
+
+def test_code_that_ends_its_process_ends_its_episode_only(env):
+  env.reset(PAY)
+  with pytest.raises(EnvDied):
+    env.step("__import__('os').abort()")
+  # The new process does not end with the thread that needs it first.
+  with ThreadPoolExecutor(1) as threads:
+    threads.submit(env.reset, PAY).result()
+  assert env.step("print(7)") == ("7", False)
 
 
 def test_a_wrong_login_can_be_repaired_but_a_wrong_write_not(env):
-  """A wrong login can be put right; a wrong write ends the task."""
   env.reset(SHARES)
   follow(env, lambda oracle: "login(" in oracle.action)
   oracle = env.oracle()
   for kind in ("wrong", "lost", "hasty"):
     observation, _ = env.step(env.mistake(kind, "k"))
-    assert ("Execution failed" in observation) == (
-      kind != "lost"
-    ) and env.oracle() == oracle
+    is_failed = kind != "lost"
+    assert ("Execution failed" in observation) == is_failed
+    assert env.oracle() == oracle
   follow(env)
   assert env.score() == 1.0
   env.reset(PAY)
@@ -218,9 +200,7 @@ def test_a_missing_solution_and_too_few_tasks_are_named(data, env):
   env.reset(PAY)
   hidden.rename(solution)
   assert env.step("print(7)") == ("7", False)  # Models can still play this task.
-  with pytest.raises(
-    NotImplementedError, match="has no solution.* datasets train and dev"
-  ):
+  with pytest.raises(NotImplementedError, match="has no solution.* train and dev"):
     env.oracle()
   with pytest.raises(ValueError, match="has 5 tasks, but 9 were asked for"):
     AppWorld(9, 1, 1, options=Options(str(data))).tasks("train")

@@ -4,12 +4,11 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from baar_jax.envs import engines
-from baar_jax.envs.appworld import shell
-from baar_jax.envs.appworld.adapter import AppWorld
 
 ENGINE = engines.Engine(
   ("toy==1.2",), "TOY_DATA", "toy-download", ", which takes gcc,", ("-m", "finish")
@@ -87,8 +86,33 @@ def test_data_come_from_the_option_the_variable_or_setup(toy, tmp_path, monkeypa
     expected = [[MAKER, str(generated), "3", "2", "1"]] if place == generated else []
     assert [call[-5:] for call in toy if MAKER in call] == expected
     assert ("bin/toy-download" in lines[-1]) == bool(expected)
-  # Without Landlock, set_up reports a warning.
-  monkeypatch.setattr(shell, "landlock_version", lambda: 0)
-  warned = dataclasses.replace(ENGINE, warning=AppWorld.engine.warning)
-  warned.set_up(str(flag), (3, 2, 1), lines.append)
-  assert "Landlock (Linux 5.13) missing" in lines[-1]
+
+
+def test_a_confined_engine_reads_its_python_and_its_data(toy):
+  ENGINE.install()
+  (ENGINE.directory / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
+  engine = dataclasses.replace(ENGINE, code_reads="games")
+  command = engine.confine("/data", "/scratch")
+  assert command[:2] == ["bwrap", "--unshare-all"]
+  readable = [command[i + 1] for i, word in enumerate(command) if "--ro-bind" in word]
+  own = {str(ENGINE.directory), "/data/games", "/opt/python/bin", "/opt/python/lib"}
+  assert own <= {*readable}
+  # Neither the directory of all runs, nor the user's, nor the whole system.
+  assert not {"/", "/data", "/etc", engines.ROOT, str(Path.home())} & {*readable}
+  assert command[-5:] == ["--tmpfs", "/scratch", "--setenv", "HOME", "/scratch"]
+
+
+@pytest.mark.parametrize(
+  "result, expected",
+  [
+    (subprocess.CompletedProcess([], 0), True),
+    (subprocess.CompletedProcess([], 1), False),  # User namespaces are off.
+    (FileNotFoundError("bwrap"), False),
+  ],
+)
+def test_a_machine_is_tried_before_code_is_confined(toy, monkeypatch, result, expected):
+  ENGINE.install()
+  (ENGINE.directory / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
+  monkeypatch.setattr(engines.subprocess, "run", mock.Mock(side_effect=[result]))
+  assert dataclasses.replace(ENGINE, code_reads="games").is_confinable is expected
+  assert not ENGINE.is_confinable  # It runs no code of agents.

@@ -1,10 +1,11 @@
 """Install the engines that need a Python environment of their own; find their data."""
 
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
+import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,28 @@ RUN_MODULE = (
 )
 # An engine's process gets only these environment variables, so it sees no API keys.
 PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+# Start of a command of bubblewrap. What it runs has no network, no other processes and
+# no environment variables; it ends with the thread that has started it.
+BUBBLEWRAP = (
+  "bwrap",
+  "--unshare-all",
+  "--cap-drop",
+  "ALL",
+  "--die-with-parent",
+  "--clearenv",
+  "--dev",
+  "/dev",
+)
+# Libraries and time zones of the system, which a Python program may need.
+SYSTEM_FILES = (
+  "/lib",
+  "/lib64",
+  "/usr/lib",
+  "/usr/lib64",
+  "/usr/share/zoneinfo",
+  "/etc/ld.so.cache",
+  "/etc/localtime",
+)
 
 
 def cache() -> Path:
@@ -62,11 +85,6 @@ def output_of(name: str, command: list[str], environ: dict | None = None) -> str
   return done.stdout
 
 
-def no_warning() -> str:
-  """Return "", the default `warning` of an engine that works on every machine."""
-  return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Engine:
   """An engine with a Python environment of its own.
@@ -82,8 +100,8 @@ class Engine:
       installation contains this clause.
     install_arguments: the engine's Python is run with these arguments to finish the
       installation; no arguments mean that nothing is left to do.
-    warning: function that returns a line about features that this machine lacks, "" if
-      none.
+    code_reads: the directory below the data that agents' code may read. Such an
+      engine is run by bubblewrap; "" means that it runs no code of agents.
   """
 
   packages: tuple[str, ...]
@@ -91,7 +109,7 @@ class Engine:
   download: str
   needs: str = ""
   install_arguments: tuple[str, ...] = ()
-  warning: Callable[[], str] = no_warning
+  code_reads: str = ""
 
   @property
   def name(self) -> str:
@@ -148,6 +166,44 @@ class Engine:
         output_of(name, command, os.environ | {"PATH": path})
       (directory / "installed.txt").write_text("\n".join(self.packages))
 
+  def confine(self, data: str, scratch: str) -> list[str]:
+    """Return the beginning of a command, which keeps the engine from the machine.
+
+    A confined program reads the engine's Python, this package and the engine's data,
+    and nothing else. What it writes stays in memory.
+
+    Args:
+      data: the directory of the engine's data.
+      scratch: a directory for temporary files.
+    """
+    settings = (self.directory / "pyvenv.cfg").read_text()
+    base = Path(re.search("home = (.*)", settings)[1]).parent
+    paths = [*SYSTEM_FILES, self.directory, Path(ROOT, "baar_jax")]
+    # `base` may be a link to the directory that really has the interpreter.
+    for prefix in (base, self.python.resolve().parents[1]):
+      paths += [prefix / "bin", prefix / "lib"]
+    command = [*BUBBLEWRAP]
+    for path in (*paths, Path(data, self.code_reads)):
+      command += ["--ro-bind-try", str(path), str(path)]
+    return [*command, "--tmpfs", scratch, "--setenv", "HOME", scratch]
+
+  @functools.cached_property
+  def is_confinable(self) -> bool:
+    """Return whether this machine can confine agents' code; False if there is none.
+
+    Raises:
+      ValueError: the engine is not installed.
+    """
+    if not self.code_reads:
+      return False
+    python = command_of(self)[0]
+    command = [*self.confine("/nowhere", "/scratch"), python, "-c", ""]
+    try:
+      done = subprocess.run(command, env=environ_of(self), capture_output=True)
+    except FileNotFoundError:  # bubblewrap is not installed.
+      return False
+    return done.returncode == 0
+
   def make_tasks(self, directory: Path, sizes: Iterable[int]) -> None:
     """Generate the missing tasks of a directory, in the engine's Python.
 
@@ -179,8 +235,6 @@ class Engine:
     """
     self.install()
     report(f"the engine of {self.name} is in {self.directory}")
-    if warning := self.warning():
-      report(warning)
     if not self.named_data(data):
       report(f"generating synthetic tasks in {self.generated_data}")
       report(f"to get real tasks, run: {self.python.parent}/{self.download}")
@@ -246,13 +300,3 @@ def environ_of(engine: Engine | None) -> dict[str, str]:
   if engine is None:
     return dict(os.environ)
   return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
-
-
-def hide_process() -> None:
-  """Hide this process's environment variables, files and memory from other processes.
-
-  This works on Linux. On other systems the function does nothing.
-  """
-  if sys.platform == "linux":
-    # The option 4 is PR_SET_DUMPABLE; 0 makes the process unreadable for others.
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)

@@ -22,12 +22,13 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from baar_jax.envs import table
 from baar_jax.envs.base import Env, EnvDied, Oracle
-from baar_jax.envs.engines import command_of, environ_of, hide_process
+from baar_jax.envs.engines import command_of, environ_of
 from baar_jax.episode import Task
 
 
@@ -189,6 +190,12 @@ def _check(env: Env, name: str, result: Any, *args: object) -> Any:
   return result
 
 
+# One thread starts all children, because bubblewrap ends what it runs when the thread
+# that has started it ends.
+STARTER = ThreadPoolExecutor(1)
+MAX_ANSWER_BYTES = 64 << 20  # A longer answer is cut, and counts as the child's death.
+
+
 class Child:
   """The parent's handle of a child process, with one environment per slot."""
 
@@ -208,11 +215,19 @@ class Child:
     )
     engine = table.load(kind).engine
     arguments = [scratch.name, kind, json.dumps(kwargs)]
+    command = [*command_of(engine), "baar_jax.envs.process", *arguments]
+    errors = None
+    options = kwargs.get("options", {})
+    if engine and engine.is_confinable and not options.get("trusted"):
+      command = engine.confine(options["data"], scratch.name) + command
+      errors = subprocess.DEVNULL  # A terminal would give the user's input to the code.
     self._start = functools.partial(
+      STARTER.submit,
       subprocess.Popen,
-      [*command_of(engine), "baar_jax.envs.process", *arguments],
+      command,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
+      stderr=errors,
       env=environ_of(engine),
       # The child leads a process group of its own. So Ctrl-C reaches the parent only,
       # and killing the group also kills the Java process that a child may start.
@@ -244,7 +259,7 @@ class Child:
       if self._closed:
         raise EnvDied("the environment is closed: open a new one")
       if method in FREE_METHODS:
-        self.process = self.process or self._start()
+        self.process = self.process or self._start().result()
       elif slot not in self._live_slots:
         raise EnvDied(f"no live episode ({self._cause_of_death}): call reset() first")
       if method == "reset":
@@ -278,8 +293,9 @@ class Child:
       if not select.select([answers], [], [], timeout_s)[0]:
         limit = "the limit --config.env.timeout_s"
         raise self._kill(f"no answer in {timeout_s:g} s, {limit}")
-      return json.loads(answers.readline())
-    except (OSError, json.JSONDecodeError):  # The child has closed or cut its answer.
+      return json.loads(answers.readline(MAX_ANSWER_BYTES))
+    # The child has ended or cut its answer, or its answer is no JSON.
+    except (OSError, ValueError, RecursionError):
       raise self._kill("it ended without an answer") from None
 
   def _kill(self, cause: str) -> EnvDied:
@@ -465,8 +481,6 @@ def open_envs(
   """
   environment = table.load(kind)
   memory = {} if environment.remembered else None
-  if environment.engine is not None:
-    hide_process()  # An agent's code must not read this process's keys.
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
   greeting = children[0].call(0, "greet")
   envs = []

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.appworld.expert import PlanStep, draw_mistake, make_plan
-from baar_jax.envs.appworld.shell import FAILED, Shell, warn_of_walls
 from baar_jax.envs.base import Env, KnowledgeErrors, Oracle, check_size, spread
-from baar_jax.envs.engines import Engine, hide_process
+from baar_jax.envs.engines import Engine
 from baar_jax.episode import SPLITS, Task
 
 
@@ -43,7 +42,14 @@ class AppWorldErrors(KnowledgeErrors):
 
 
 OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.
-MEMORY_BYTES = 4 << 30  # An agent's code that needs more memory gets a MemoryError.
+FAILED = "Execution failed. Traceback:\n"
+# Limits of the process that executes agents' code: bytes of memory and of a file, and
+# threads. Code that needs more fails.
+LIMITS = {
+  resource.RLIMIT_AS: 4 << 30,
+  resource.RLIMIT_FSIZE: 1 << 30,
+  resource.RLIMIT_NPROC: 4096,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Options:
     dev_split: the dataset of the validation tasks.
     test_split: the dataset of the held-out tests.
     code_s: seconds after which an agent's code is stopped.
-    trusted: whether API models may act although the kernel does not confine their code.
+    trusted: whether agents' code runs without a wall, with all rights of the user.
   """
 
   data: str = ""
@@ -82,19 +88,18 @@ class Options:
 class AppWorld(Env):
   """The Env of AppWorld.
 
-  The process with this object holds the task's world: databases, solution and score. A
-  process can hold one world at a time. An agent's code runs in another process; see
-  shell.py.
+  The process with this object holds one task's world: databases, solution and score. As
+  in AppWorld itself, agents' code runs in this process; see Engine.confine.
   """
 
   Options = Options
   Errors = AppWorldErrors
   engine = Engine(
-    packages=("appworld==0.1.3.post1", "pyseccomp==0.1.2"),
+    packages=("appworld==0.1.3.post1",),
     data_variable="APPWORLD_ROOT",
     download="appworld download data --root $APPWORLD_ROOT",
     install_arguments=("-m", "appworld.cli", "install"),
-    warning=warn_of_walls,
+    code_reads="data",
   )
   episodes_per_process = 1
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
@@ -151,16 +156,22 @@ class AppWorld(Env):
     if not re.fullmatch(r"\w+", task_id):
       raise ValueError(f"{task_id!r} is not the id of an AppWorld task: correct the id")
     if self._package is None:
-      self._start_engine(task_id)
+      self._start_engine()
     elif self._world is not None:
       # Python's exit handlers would keep each world's IPython shell in memory. They are
       # removed: this process ends by a signal, which would not run them anyway.
       atexit._clear()
       self._world.close()
       shutil.rmtree(self._root / "experiments", ignore_errors=True)
-    self._world = self._package.AppWorld(task_id, "episodes")
+    self._world = self._package.AppWorld(
+      task_id,
+      "episodes",
+      max_interactions=1_000_000,  # no limit; the rollout loop counts the steps
+      timeout_seconds=self.options.code_s,
+    )
+    # Logs cannot be written if code prints half of a surrogate pair.
+    self._world.save_logs = lambda: None
     task = self._world.task
-    self._shell.start(task.datetime)
     solution = self._path(task_id, "ground_truth", "compiled_solution.py")
     self._plan: list[PlanStep] = []
     if solution.is_file():
@@ -184,8 +195,12 @@ class AppWorld(Env):
     Returns:
       The output of the code, and whether the task was declared done.
     """
-    self._world.requester.reset_request_count()
-    output = self._shell.execute(action, self.options.code_s, self._call_api).rstrip()
+    try:
+      output = self._world.execute(action)
+    except BaseException as error:  # The agent's code may raise any error.
+      self._world.safety_guard.disable()
+      output = f"{FAILED}{type(error).__name__}: {error}"
+    output = output.rstrip().encode("utf-8", "replace").decode()
     if self._plan and action == self._step.code and not output.startswith(FAILED):
       self._position = min(self._position + 1, len(self._plan) - 1)
     cut = len(output) - OUTPUT_CHARS
@@ -197,33 +212,6 @@ class AppWorld(Env):
   def _step(self) -> PlanStep:
     """Return the plan's next step."""
     return self._plan[self._position]
-
-  def _call_api(self, call: dict) -> object:
-    """Call an API of the world for an agent's code, and return the API's answer.
-
-    Args:
-      call: the names "app" and "api", and the "arguments" by name.
-
-    Raises:
-      ValueError: an argument would change the address of the API. The agent reads this
-        message.
-    """
-    app = call["app"]
-    api = call["api"]
-    doc = self._world.task.api_docs[app][api]
-    # The engine ignores undocumented arguments, but for some that control the engine.
-    names = {"raise_on_failure", *(entry["name"] for entry in doc["parameters"])}
-    arguments = {}
-    for name, value in call["arguments"].items():
-      if name in names:
-        arguments[name] = value
-    # The engine inserts arguments into the API's address, one after another. Arguments
-    # such as "..", "../../admin" or "{other}" would lead to other APIs, which agents
-    # may not call.
-    for name in re.findall(r"{(\w+)}", doc["path"]):
-      if re.search(r"[/?#{}%\\]|^\.\.?$", str(arguments.get(name))):
-        raise ValueError("Some of the passed parameters are invalid.")
-    return self._world.apis[app][api](**arguments)
 
   def score(self) -> float:
     """Return 1 if all tests of AppWorld's own evaluation pass, else 0."""
@@ -249,34 +237,18 @@ class AppWorld(Env):
     """Return wrong code in place of the expert's; see Env.mistake."""
     return draw_mistake(self._step, kind, key)
 
-  def _start_engine(self, task_id: str) -> None:
-    """Import the engine, and prepare the process that executes agents' code.
+  def _start_engine(self) -> None:
+    """Import the engine.
 
     The engine writes files beside its data. To keep the data clean, the engine gets a
     temporary root directory with a link to the data.
-
-    Args:
-      task_id: any task. The preparation needs a loaded task, no matter which one.
     """
     self._root = Path(tempfile.mkdtemp())
     (self._root / "data").symlink_to(self.data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
     # IPython must not write into the user's home directory.
     os.environ["IPYTHONDIR"] = str(self._root / "ipython")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for limit, value in LIMITS.items():
+      resource.setrlimit(limit, (value, value))
     warnings.simplefilter("ignore")  # The engine's libraries print warnings.
-    names = set(os.environ)
     self._package = importlib.import_module("appworld")
-    # The import of the engine has loaded variables from a file .env: remove them.
-    for name in set(os.environ) - names:
-      del os.environ[name]
-    hide_process()
-    world = self._package.AppWorld(
-      task_id,
-      "shell",
-      load_ground_truth=False,
-      max_interactions=1_000_000,  # no limit; the rollout loop counts the steps
-      timeout_seconds=self.options.code_s,
-    )
-    self._shell = Shell(world)
-    world.close()
