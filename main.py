@@ -43,16 +43,19 @@ from baar_jax.flags import check_values, check_variables, explain, fail, read_fl
 from baar_jax.rivals import families
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
-from baar_jax.stages import evaluate, plan, train
+from baar_jax.stages import collect, evaluate, plan, train
 from baar_jax.store import read_config
 from configs import quickstart
 
 STAGES = {
-  "setup": train.setup,
-  "profile": train.profile,
-  "references": train.references,
+  "setup": collect.setup,
+  "profile": collect.profile,
+  "references": collect.references,
   "pretrain": train.pretrain,
-  **{stage: train.train_families(stage) for stage in families.STAGES},
+  "value": train.value,
+  "sft": train.bosft,
+  "bopo": train.bopo,
+  "baselines": train.baselines,
   "evaluate": evaluate.main,
   "report": evaluate.report,
 }

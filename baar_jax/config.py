@@ -248,12 +248,10 @@ class ProfileConfig:
       taxonomy of difficulty).
     robustness: Other numbers of trials. The report compares the difficulty of tasks by
       these numbers with that by `trials`.
-    easy_rate: Least share of always-SMALL's trials that succeed in an easy task.
   """
 
   trials: int = positive(5, SEEDS)
   robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()
-  easy_rate: float = positive(0.8, 1)
 
 
 @section
@@ -361,10 +359,8 @@ class SFTConfig:
     batch_episodes: Number of episodes per gradient step.
     micro_episodes: Number of rows of a compiled call, in all trainings (BoPO and value
       heads too). A smaller number needs less memory.
-    hard_share: Share of a batch's episodes that are of hard tasks.
-    learning_rates: Highest learning rates of the schedules to try, also for the
-      cascade's scorer and the single-turn classifier. The training with the lowest loss
-      on dev is kept.
+    learning_rate: Highest learning rate of the schedule, also for the cascade's scorer
+      and the single-turn classifier.
     warmup_share: Share of the gradient steps, at the start, in which the learning rate
       rises.
     adam_eps: Epsilon of AdamW. If it exceeds most entries of the gradient, the entries
@@ -378,10 +374,7 @@ class SFTConfig:
   patience: int = Field(4, gt=0, lt=1_000_000)
   batch_episodes: int = positive(64)
   micro_episodes: int = positive(16, 100_000)
-  hard_share: float = not_negative(0.7, 1)
-  learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-    (2e-5,), min_length=1
-  )
+  learning_rate: float = positive(2e-5, 1)
   warmup_share: float = not_negative(0.03, 1)
   adam_eps: float = positive(1e-8, 1)
   weight_decay: float = not_negative(0.01, 1)

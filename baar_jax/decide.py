@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Task, Usage
-from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.history import History, bound_tokens, read_chat
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
-from baar_jax.rivals.families import open_router
+from baar_jax.open import RouterFiles, open_router
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live

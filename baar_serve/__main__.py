@@ -26,14 +26,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from baar_jax.learn.checkpoint import RouterFiles
-from baar_jax.rivals.families import Loader, open_router
-from baar_jax.rivals.listing import served_specs
+from baar_jax.open import Loader, RouterFiles, open_router
 from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.store import read_run, require_file
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
+from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
@@ -211,10 +210,10 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   Raises:
     ValueError: `--config.policy` needs a trained router, and there is none.
   """
-  files = run.training()
+  files = run.files()
   loader = Loader(files, config.max_sessions)
   policies = {}
-  for name, spec in served_specs(run.config).items():
+  for name, spec in client_specs(run.config).items():
     policies[name] = loader.build(spec)
   if config.policy == ROUTER:
     source = find_router_files(config.router, files)

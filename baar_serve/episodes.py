@@ -7,8 +7,15 @@ from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import SPLITS, Episode, Task
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
-from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, seed_of
+from baar_jax.rollout.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  BOUNDARY_KEYS,
+  RANDOM,
+  count_trials,
+  stratified_spec,
+)
+from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, PolicySpec, seed_of
 from baar_jax.store import Store
 
 # The splits of five successive new tasks of clients. The next five tasks get the same
@@ -99,3 +106,13 @@ def name_task(store: Store, task_id: str, description: str, max_steps: int) -> T
     named[task_id] = Task(task_id, split, description, max_steps)
     store.put_tasks(split, [*store.tasks(split), named[task_id]])
   return named[task_id]
+
+
+def client_specs(config: Config) -> dict[str, PolicySpec]:
+  """Return the policies that clients can ask for, by the word after "baar:"."""
+  return {
+    "small": ALWAYS_SMALL,
+    "large": ALWAYS_LARGE,
+    "random": PolicySpec(RANDOM, p=0.5),
+    "stratified": stratified_spec(config),
+  }

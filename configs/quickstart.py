@@ -29,7 +29,7 @@ def get_config() -> config.Config:
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(
-    updates=60, check_every=3, micro_episodes=8, learning_rates=(1e-2,), adam_eps=1e-2
+    updates=60, check_every=3, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2
   )
   c.bopo = config.BoPOConfig(
     # This weight and the optimizer's settings, also those of vanilla RL, were chosen on

@@ -45,7 +45,6 @@ def get_config(setting: str = "") -> config.Config:
     ablations=tuple(config.ABLATIONS),
     compared_lam=compared,
   )
-  c.sft.learning_rates = (3e-3, 1e-2)
   c.models.prompt_cache = setting != "paper-costs"
   if setting in ("", "paper-costs"):
     c.env.dev_tasks = 24

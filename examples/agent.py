@@ -35,7 +35,7 @@ from baar_jax.envs.scienceworld.adapter import ScienceWorld
 from baar_jax.episode import Task
 from baar_jax.llms.history import NO_ACTION, extend, open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.paper.references import load_profiles
+from baar_jax.open import load_profiles
 from baar_jax.rollout.budget import unlimited  # The endpoint checks the caps.
 from baar_jax.store import Store
 from configs import quickstart

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from baar_jax.rivals.listing import zero_shot_spec
 from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
 from baar_jax.learn.checkpoint import load_router
 from baar_jax.rivals.families import FAMILIES, Loader, list_specs
-from baar_jax.rivals.listing import zero_shot_spec
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, rollout_spec
 from baar_jax.rollout.specs import FIRST_SEED, Job
 from baar_jax.router.view import View

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import tiny
+from baar_jax.rivals.listing import find_uncapped, zero_shot_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import BaselinesConfig, SamplePlan
 from baar_jax.rivals.families import FAMILIES, list_specs
-from baar_jax.rivals.listing import find_uncapped, zero_shot_spec
 from baar_jax.rollout import jobs
 from baar_jax.rollout.specs import Cap, PolicySpec
 

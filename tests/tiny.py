@@ -17,7 +17,7 @@ SECTIONS = dict(
   router=dict(intermediate_size=32, num_layers=1, result_tokens=16, **ROUTER, **TEXTS),
   profile=dict(trials=2),
   references=dict(samples=3),
-  sft=dict(updates=2, batch_episodes=8, micro_episodes=8, learning_rates=(1e-2,)),
+  sft=dict(updates=2, batch_episodes=8, micro_episodes=8, learning_rate=1e-2),
   bopo=dict(
     lam=(0.1,),
     updates=2,

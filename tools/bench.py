@@ -28,8 +28,8 @@ from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.learn.batches import SAMPLED, Batcher
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
-from baar_jax.paper.bopo import Learner, update_policy
-from baar_jax.paper.losses import RatedEpisode, bopo_loss, sft_batch_loss
+from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
+from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
@@ -203,7 +203,7 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
     """Measure the fastest time of a step, in seconds."""
     return min(repeat(step, number=1, repeat=4)[1:])
 
-  optimizer = sft_optimizer(changed.sft, changed.sft.learning_rates[0])
+  optimizer = sft_optimizer(changed.sft)
   trainer = Trainer(subject.model, sft_batch_loss, optimizer, **settings)
   sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
   # This frees the memory of SFT's parameters and optimizer state before BoPO is
@@ -216,7 +216,7 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   learner = Learner(changed.bopo, trainer, batcher, anchor)
   advantages = np.linspace(-1, 1, count, dtype="float32")
   rated = [*map(RatedEpisode, episodes, advantages)]
-  bopo_s = measure_s(partial(update_policy, learner, rated, changed.seed))
+  bopo_s = measure_s(partial(update_policy, learner, rated, 1))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
 
 

@@ -13,9 +13,7 @@ Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress
 models.
 """
 
-import json
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,33 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from pydantic import TypeAdapter
 
-from baar_jax.conditioned import heads as head
+from baar_jax.conditioned import heads as networks
 from baar_jax.conditioned.heads import MAX_CALLS, Heads, Nets, Scale
-from baar_jax.config import MAX_COST_WEIGHT, Config, ValueConfig
-from baar_jax.episode import SMALL, SPLITS, Episode
-from baar_jax.learn import checkpoint
-from baar_jax.learn.checkpoint import RouterFiles, Training
-from baar_jax.mesh import exchange
-from baar_jax.paper import references as dataset
-from baar_jax.paper import rewards
+from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
+from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.router.inputs import (
-  BUCKETS,
-  DIRECTIONS,
   States,
   Tracker,
   Vocabulary,
   learn_vocabulary,
   measure_words,
 )
-from baar_jax.router.qwen2 import check_finite
 
 ROUND = 100  # The number of updates between two lines of the log.
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
-HEADS = "value_heads.npz"  # The name of the file with the value heads.
-# The texts in the file of the value heads: a vocabulary without its directions.
-TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -67,7 +53,7 @@ class Transitions(NamedTuple):
     states: the states before the decisions.
     model_N: int, the models that acted.
     cost_N: float32, the cost of the step in normalised dollars, i.e. US dollars divided
-      by `rewards.mean_large_usd`.
+      by `mean_large_usd`.
     gain_N: float32, the increase of the score by the step. If the environment does not
       score steps, the last step gains the whole score.
     last_N: bool, whether the step is the last one of its episode.
@@ -81,16 +67,15 @@ class Transitions(NamedTuple):
 
 
 def read_states(
-  training: Training, vocabulary: Vocabulary, episodes: Sequence[Episode]
+  vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Sequence[Episode]
 ) -> States:
   """Compute the states of the decisions of episodes.
 
   Args:
-    training: has the tasks.
     vocabulary: the statistics that facts, offers and words need.
+    tasks: the tasks by id.
     episodes: the episodes.
   """
-  tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   features = []
   progress = []
   for episode in episodes:
@@ -134,56 +119,50 @@ def make_transitions(
   return Transitions(states, np.array(models), cost_N, gain_N, np.array(lasts))
 
 
-def fit_values(training: Training) -> None:
-  """Fit the value heads of a training, and write them to a file.
+class Start(NamedTuple):
+  """Bundle what a fit starts from.
 
-  If the file exists already, nothing happens.
-
-  Raises:
-    ValueError: a loss is not finite.
+  Attributes:
+    heads: random value heads, with the statistics of the episodes.
+    vocabulary: the statistics that facts, offers and words need.
+    data: the transitions to learn from.
   """
-  config = training.config.value
-  path = training.checkpoints("value") / HEADS
-  # All processes must agree: either all of them fit the heads, or none does.
-  if all(exchange(path.exists())):
-    return
-  heads, vocabulary, data = _open_heads(training)
-  with training.progress("value", config.updates, 0, "update") as bar:
-    for done, fitted, loss in fit_heads(heads, data, config, training.config.seed):
-      training.log(stage="value", update=done, loss=loss)
-      checkpoint.check_metrics("value", done, {"loss": loss})
-      bar.update(done - bar.n)
-      heads = fitted
-  if training.is_main:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp.npz")
-    directions_HxC, *rest = vocabulary
-    leaves = map(np.asarray, jax.tree.leaves(heads))
-    np.savez(draft, *leaves, directions_HxC, json.dumps(rest))
-    draft.replace(path)
-  exchange(None)  # Wait until the main process has written the file.
+
+  heads: Heads
+  vocabulary: Vocabulary
+  data: Transitions
 
 
-def _open_heads(training: Training) -> tuple[Heads, Vocabulary, Transitions]:
-  """Draw random heads, learn the vocabulary, and load the transitions to learn from."""
-  config = training.config
-  episodes = dataset.load_value_episodes(training.store, config)
-  tasks = {task.id: task for task in training.store.tasks("train")}
+def prepare(
+  config: ValueConfig,
+  tasks: Mapping[str, Task],
+  episodes: Sequence[Episode],
+  unit_usd: float,
+  models: int,
+  seed: int,
+) -> Start:
+  """Learn the vocabulary, read the transitions, and draw random heads.
+
+  Args:
+    config: the settings of the value heads.
+    tasks: the training tasks by id.
+    episodes: the stored episodes of these tasks to learn from.
+    unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
+    models: the number of models.
+    seed: the seed of the random heads.
+  """
   vocabulary = learn_vocabulary(tasks, episodes)
-  states = read_states(training, vocabulary, episodes)
-  profiles = dataset.profile_tasks(config, [*tasks], episodes)
-  unit_usd = rewards.mean_large_usd(profiles.values())
+  states = read_states(vocabulary, tasks, episodes)
   scale = measure_scale(states, episodes, unit_usd)
   data = make_transitions(states, episodes, unit_usd)
-  return _draw_heads(config, scale, jax.random.key(config.seed)), vocabulary, data
+  return Start(draw_heads(config, scale, models, seed), vocabulary, data)
 
 
-def _draw_heads(config: Config, scale: Scale, key: jax.Array) -> Heads:
+def draw_heads(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
   """Draw the random value heads of a configuration."""
-  settings = config.value
-  widths = settings.value_width, settings.advantage_width
-  models = len(config.models.names)
-  return head.draw_heads(key, settings.heads, widths, models, scale)
+  widths = config.value_width, config.advantage_width
+  key = jax.random.key(seed)
+  return networks.draw_heads(key, config.heads, widths, models, scale)
 
 
 def measure_scale(
@@ -345,8 +324,8 @@ def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
-  terms_NxT = head.describe(*regime, states.progress_NxP)
-  return head.estimate_each(Heads(nets, scale), states.features_NxD, terms_NxT)
+  terms_NxT = networks.describe(*regime, states.progress_NxP)
+  return networks.estimate_each(Heads(nets, scale), states.features_NxD, terms_NxT)
 
 
 def _update(
@@ -414,40 +393,3 @@ def _update(
     return target + TARGET_RATE * (new - target)
 
   return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state), loss
-
-
-def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
-  """Load the value heads of a training, and the vocabulary that they read with.
-
-  Raises:
-    ValueError: the file is missing or damaged, or another version has written it.
-  """
-  path = files.checkpoints("value") / HEADS
-  try:
-    with np.load(path) as stored:
-      *leaves, directions_HxC, text = stored.values()
-    for x in (*leaves, directions_HxC):
-      check_finite(x, "heads")
-    zeros_D = np.zeros(leaves[0].shape[1] - head.TERMS)
-    scale = Scale(zeros_D, zeros_D, *np.zeros(3), QUANTILES)
-    draw = partial(_draw_heads, files.config, scale)
-    expected, structure = jax.tree.flatten(jax.eval_shape(draw, jax.random.key(0)))
-    shapes = [*map(np.shape, expected), (BUCKETS, DIRECTIONS)]
-    if [*map(np.shape, (*leaves, directions_HxC))] != shapes:
-      raise ValueError("another version wrote it")
-    heads = jax.tree.unflatten(structure, leaves)
-    return heads, Vocabulary(directions_HxC, *TEXTS.validate_json(text.item()))
-  except (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-  ) as error:
-    problem = str(error).partition("\n")[0]
-    raise ValueError(
-      f"{path} is missing or damaged ({problem}): delete it if it exists, then run "
-      "--stage=value"
-    ) from error

@@ -5,6 +5,7 @@ models, M tokens that follow a decision.
 """
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,16 @@ class Sum(NamedTuple):
   def mean(self) -> jax.Array:
     """Return the sum divided by the count; 0 if the count is 0."""
     return self.total / jnp.maximum(self.count, 1)
+
+
+def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Sum:
+  """Add up values over real decisions, and count these decisions.
+
+  Args:
+    value_BxS: float32; padding may have any value.
+    mask_BxS: bool, True on real decisions.
+  """
+  return Sum(jnp.where(mask_BxS, value_BxS, 0.0).sum(), mask_BxS.sum())
 
 
 class Term(NamedTuple):
@@ -348,3 +359,34 @@ def sort_by_length(windows: Sequence[Sequence[Window]], size: int) -> list[list[
       count = len(windows[i])
     groups[-1].append(i)
   return groups
+
+
+def draw_batches(
+  pool: Sequence[Episode], size: int, seed: int | str, newest_first: bool = False
+) -> Iterator[list[Episode]]:
+  """Draw batches of episodes from a queue, without end.
+
+  If the queue has too few episodes for a batch, the whole pool is appended in a new
+  random order. So all episodes are drawn before one repeats.
+
+  Args:
+    pool: the episodes to draw from.
+    size: the number of episodes in a batch.
+    seed: the seed of the draws.
+    newest_first: whether batches come from the end of the queue, the newest order. Then
+      an episode may repeat although a few others were not drawn.
+
+  Raises:
+    ValueError: the pool is empty, and the size is not 0.
+  """
+  if size and not pool:
+    raise ValueError(
+      "there are no stored episodes to learn from: run --stage=references first"
+    )
+  draw = random.Random(seed)
+  end = -1 if newest_first else 0
+  queue: list[Episode] = []
+  while True:
+    while len(queue) < size:
+      queue += draw.sample(pool, len(pool))
+    yield [queue.pop(end) for _ in range(size)]

@@ -202,6 +202,10 @@ class Trainer(ShardedRouter):
     leaves = jax.tree.leaves(self.optimizer_state)
     return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
 
+  def copy_params(self) -> dict:
+    """Return a copy of the parameters, as in `state`."""
+    return jax.tree.map(jnp.copy, self.state["params"])
+
   def load(self, state: Mapping) -> None:
     """Load the parameters and the optimizer's state from a saved `state`."""
     nnx.replace_by_pure_dict(self.params, state["params"])
@@ -209,23 +213,20 @@ class Trainer(ShardedRouter):
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
 
-def sft_optimizer(
-  config: SFTConfig, learning_rate: float
-) -> optax.GradientTransformation:
+def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   """Make the optimizer of SFT: AdamW with warm-up and cosine decay (paper: appendix).
 
   The rate rises linearly over `warmup_share` of the updates and then falls to 0. It
   starts above 0, so that the first update learns too (our choice).
 
   Args:
-    config: supplies `updates`, `warmup_share`, `clip_norm`, `adam_eps` and
+    config: supplies `updates`, `learning_rate`, `warmup_share`, `adam_eps` and
       `weight_decay`.
-    learning_rate: the highest learning rate.
   """
   warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
-  first = learning_rate / (warmup + 1)
+  first = config.learning_rate / (warmup + 1)
   schedule = optax.warmup_cosine_decay_schedule(
-    first, learning_rate, warmup, config.updates
+    first, config.learning_rate, warmup, config.updates
   )
   return _clip_adamw(schedule, config, config.weight_decay)
 

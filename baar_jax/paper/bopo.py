@@ -1,25 +1,34 @@
-"""Train a router on its own rollouts (BoPO and vanilla RL)."""
+"""Train a router by BoPO on its own episodes (paper: BoPO, Eqs. 5 to 8).
 
-import dataclasses
+An update rolls out a group of episodes of each task, computes their advantages, takes
+gradient steps, and yields what it did.
+
+From GRPO it differs in the reward, which is relative to the task's two boundary costs;
+in the baseline, which is at least the reward of the task's reference trajectory; in the
+probability ratio, which is of whole trajectories; and in the KL, which is measured from
+the SFT router.
+
+From the paper it differs in these points, all of them our choice. An advantage's
+denominator has eps 0.1, and advantages are clipped, because a group of equal rewards
+would have an advantage of -1e8. The bonus of hard tasks is for successes only, as in
+the paper's table of rewards (Eq. 5 lacks the indicator). The KL is the exact sum over
+models. AdamW has a weight decay, and gradients are clipped.
+"""
+
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from itertools import islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.config import RECORDED, VANILLA_BATCHES, BoPOConfig, Config
-from baar_jax.episode import Episode, Task
-from baar_jax.learn import checkpoint
+from baar_jax.config import BoPOConfig
+from baar_jax.episode import Episode
 from baar_jax.learn.batches import Batch, Batcher
-from baar_jax.learn.checkpoint import Checkpoints, Training, check_metrics
-from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
-from baar_jax.paper import losses
-from baar_jax.paper import references as dataset
-from baar_jax.paper.losses import Method, RatedEpisode
-from baar_jax.rollout.jobs import VANILLA, label_family, list_rollouts, rollout_spec
+from baar_jax.learn.trainer import ShardedRouter, Trainer
+from baar_jax.paper import losses, rewards
+from baar_jax.paper.references import Profile, group_by_task
+from baar_jax.rollout.jobs import Planned, Source, label_family
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.reader import Reader
@@ -27,7 +36,31 @@ from baar_jax.router.reader import Reader
 # The smallest number of episodes of a group. One episode alone would be compared with
 # itself, because its reward is the mean of the group.
 MIN_GROUP = 2
-SAVE_EVERY_ROLLOUTS = 5  # The number of updates between two checkpoints.
+
+
+class RatedEpisode(NamedTuple):
+  """Pair an episode to learn from with its advantage."""
+
+  episode: Episode
+  advantage: float
+
+
+class Update(NamedTuple):
+  """Report what an update did.
+
+  Attributes:
+    number: the number of the update, from 1.
+    episodes: the number of episodes that it rolled out.
+    gradient_steps: the number of gradient steps that it took.
+    metrics: the metrics of its rollouts, and of its gradient steps.
+    waiting: the number of episodes that wait for a later update.
+  """
+
+  number: int
+  episodes: int
+  gradient_steps: int
+  metrics: dict[str, float]
+  waiting: int = 0
 
 
 class Learner(NamedTuple):
@@ -38,12 +71,27 @@ class Learner(NamedTuple):
     trainer: the router, with its loss and optimizer.
     batcher: cuts episodes into micro-batches.
     anchor: the SFT router if the loss uses its logits, else None.
+    rows: the most episodes that are live at once.
+    seed: the seed of the order of episodes.
   """
 
   config: BoPOConfig
   trainer: Trainer
   batcher: Batcher
   anchor: ShardedRouter | None = None
+  rows: int = 1
+  seed: int = 0
+
+  def act(self, spec: PolicySpec) -> RouterPolicy:
+    """Make the policy that samples its decisions from the current router.
+
+    The policy has a KV cache and a copy of the router. Both are freed after the
+    rollouts, because the gradient needs the memory.
+    """
+    view = self.batcher.view
+    trainer = self.trainer
+    reader = Reader(trainer.model, view, view.logit_ids, self.rows, trainer.mesh)
+    return RouterPolicy(spec, reader, Sample(spec.key))
 
   def count_steps(self, episodes: int) -> int:
     """Count the gradient steps on a rollout batch of this number of episodes."""
@@ -74,236 +122,136 @@ class Learner(NamedTuple):
     return batch
 
 
-@dataclasses.dataclass
-class RolloutProgress:
-  """Record the progress of a training on rollouts, for its checkpoints and the log.
-
-  Attributes:
-    episodes: the number of episodes rolled out so far.
-    gradient_steps: the number of gradient steps so far.
-    finished: whether the training has ended.
-  """
-
-  episodes: int = 0
-  gradient_steps: int = 0
-  finished: bool = False
-
-
-def train_rollouts(
-  name: str, make_method: Callable[[BoPOConfig], Method], training: Training
-) -> None:
-  """Train a family on its own rollouts, with each cost weight.
+def bopo(
+  source: Source,
+  profiles: Mapping[str, Profile],
+  references: Mapping[str, Episode],
+  learner: Learner,
+  rollouts: Iterable[Planned],
+) -> Iterator[Update]:
+  """Update a router on its own episodes (paper: BoPO).
 
   Args:
-    name: the family.
-    make_method: makes the family's method from the configuration of BoPO.
-    training: the training.
-  """
-  config = training.config.bopo
-  method = make_method(config)
-  for lam in config.lam:
-    fit_rollouts(training, name, method, lam)
+    source: gives the episodes of rollouts.
+    profiles: the profiles of the tasks, by task id.
+    references: the reference trajectories tau* of the tasks, by task id.
+    learner: the router that learns.
+    rollouts: the rollouts of each update, with the cost weight lam in their policy.
 
-
-def train_vanilla(training: Training) -> None:
-  """Train vanilla RL with optimizer settings of its own."""
-  config = training.config
-  bopo = dataclasses.replace(
-    config.bopo,
-    learning_rate=config.bopo.vanilla_learning_rate,
-    adam_eps=config.bopo.vanilla_adam_eps,
-  )
-  training = dataclasses.replace(
-    training, config=dataclasses.replace(config, bopo=bopo)
-  )
-  train_rollouts(VANILLA, lambda config: losses.DAPO, training)
-
-
-def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
-  """Train a router on its own episodes, from the SFT router or the last checkpoint.
-
-  An update rolls out episodes, computes their advantages, takes gradient steps and
-  logs metrics. Every `SAVE_EVERY_ROLLOUTS` updates it saves a checkpoint.
-
-  A method with dynamic sampling drops groups. It takes gradient steps on full rollout
-  batches only: the first kept groups make the batch, and the others wait for the next
-  one. Its training ends when it has taken as many gradient steps as BoPO, at the latest
-  after `VANILLA_BATCHES` times BoPO's updates.
-
-  In a served run, a call of this function takes one update. This update learns from the
-  sessions that clients have played with the router since the last update.
-
-  Args:
-    training: the training seed, with the inputs and outputs of its run.
-    name: the family in the log; for an ablation of BoPO this is BoPO.
-    method: the method that trains the router.
-    lam: the cost weight.
+  Yields:
+    Each update when it has ended.
 
   Raises:
-    ValueError: a metric is not finite, or no task has at least `MIN_GROUP` episodes.
+    ValueError: an update has no group.
   """
-  config = training.config
-  served = config.env.kind == RECORDED
-  family = training.ablation or name
-  last = config.bopo.updates
-  if method.dynamic_sampling:
-    last *= VANILLA_BATCHES
-  directory = training.checkpoints(family, lam)
-  with closing(Checkpoints(directory, create=True)) as checkpoints:
-    done = checkpoints.last_update
-    progress = RolloutProgress(**checkpoints.progress)
-    if progress.finished and not (served and done < last):
-      return
-    profiles = dataset.load_profiles(training.store, config, "train")
-    references = dataset.load_references(training.store, config, profiles)
-    tasks = [task for task in training.store.tasks("train") if task.id in references]
-    learner = open_learner(training, method, tasks)
-    trainer = learner.trainer
-    if done:
-      trainer.load(checkpoints.restore(trainer.state))
-    if served:
-      last = done + 1
-    enough_steps = learner.count_all_steps(len(tasks))
-    # These episodes wait for a full batch. While episodes wait, no checkpoint is saved.
-    # So a restarted training reads these episodes from the store again.
-    pending: list[RatedEpisode] = []
-    for update, update_tasks in islice(draw_updates(config, tasks), done, last):
-      spec = rollout_spec(family, lam, update, training.training_seed)
-      groups = roll_out(training, learner, spec, update_tasks)
-      if not groups:
-        return
-      rated, metrics = method.compute_advantages(groups, profiles, references, lam)
-      pending += rated
-      progress.episodes += sum(map(len, groups))
-      size = len(pending)
-      # Clients choose the tasks of a served run, so its updates have any size.
-      if method.dynamic_sampling and config.env.kind != RECORDED:
-        size = len(update_tasks) * config.bopo.group_size
-      if pending and len(pending) >= size:
-        metrics |= update_policy(learner, pending[:size], config.seed + update)
-        progress.gradient_steps += learner.count_steps(size)
-        pending = pending[size:]
-      check_metrics(name, update, metrics, checkpoints.newest)
-      progress.finished = update == last or progress.gradient_steps >= enough_steps
-      training.log(stage=name, lam=lam, update=update, **vars(progress), **metrics)
-      due = update - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS
-      if progress.finished or (due and not pending):
-        checkpoints.save(update, trainer.state, **vars(progress))
-      if progress.finished:
-        return
+  for planned in rollouts:
+    groups = roll_out(source, learner, planned)
+    rated, metrics = compute_advantages(
+      learner.config, groups, profiles, references, planned.spec.lam
+    )
+    metrics |= update_policy(learner, rated, planned.spec.update)
+    steps = learner.count_steps(len(rated))
+    yield Update(planned.spec.update, len(rated), steps, metrics)
 
 
-def draw_updates(
-  config: Config, tasks: Sequence[Task]
-) -> Iterator[tuple[int, Sequence[Task]]]:
-  """Yield the number of each update, from 1, and its tasks, without end.
-
-  An update of a served run has all tasks, because clients choose their tasks.
-  """
-  size = config.bopo.tasks_per_update
-  task_batches = dataset.draw_task_batches(tasks, size, config.seed)
-  if config.env.kind == RECORDED:
-    task_batches = repeat(tasks)
-  return enumerate(task_batches, 1)
-
-
-def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> Learner:
-  """Make the learner of a method. Its router starts as the SFT router."""
-  config = training.config
-  sft = checkpoint.load_router(training, training.sft_family)
-  view = training.open_view()
-  ids = view.decision_ids
-  mesh = training.mesh
-  dtype = config.router.dtype
-  optimizer = bopo_optimizer(config.bopo)
-  trainer = Trainer(sft, method.loss, optimizer, ids, mesh, dtype)
-  batcher = Batcher(config, view, tasks, method.labels)
-  anchor = None
-  if method.anchored:
-    anchor = ShardedRouter(sft, ids, mesh, dtype)
-  return Learner(config.bopo, trainer, batcher, anchor)
-
-
-def roll_out(
-  training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
-) -> list[list[Episode]]:
+def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Episode]]:
   """Collect the groups of an update: the episodes of each task.
 
   Errors can end episodes, so a group may have fewer than `MIN_GROUP` episodes. Such a
-  group is left out. A served run plays no episodes: it reads its clients' sessions.
-
-  Args:
-    training: the training.
-    learner: the router that samples.
-    spec: the policy of the rollouts.
-    tasks: the tasks of the update.
-
-  Returns:
-    The groups. A served run may have none, and prints that.
+  group is left out.
 
   Raises:
-    ValueError: a run that is not served has no group.
+    ValueError: there is no group.
   """
-  served = training.config.env.kind == RECORDED
-  if served:
-    episodes = _read_sessions(training, spec, tasks)
-  else:
-    episodes = _play_rollouts(training, learner, spec, tasks)
-  by_task = dataset.group_by_task(episodes)
+  spec = planned.spec
+  name = f"{label_family(spec.family)}, λ {spec.lam:g}"
+  title = f"{name}, update {spec.update}/{learner.config.updates}"
+  episodes = source.episodes(title, planned, learner.act)
+  by_task = group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
-    problem = (
-      f"{label_family(spec.family)} with λ {spec.lam:g}, training seed "
-      f"{spec.seed or 0}, update {spec.update}: no profiled training task has "
-      f"{MIN_GROUP} episodes yet"
+    raise ValueError(
+      f"{name}, training seed {spec.seed or 0}, update {spec.update}: no task has "
+      f"{MIN_GROUP} episodes: correct the errors above, and run the same command again"
     )
-    if not served:
-      raise ValueError(
-        f"{problem}: correct the errors above, and run the same command again"
-      )
-    training.print(f"{problem}: let clients play more, then run the command again")
   return groups
 
 
-def _read_sessions(
-  training: Training, spec: PolicySpec, tasks: Sequence[Task]
-) -> list[Episode]:
-  """Read the sessions that clients have played on these tasks for this update.
+def compute_advantages(
+  config: BoPOConfig,
+  groups: Sequence[list[Episode]],
+  profiles: Mapping[str, Profile],
+  references: Mapping[str, Episode],
+  lam: float,
+) -> tuple[list[RatedEpisode], dict[str, float]]:
+  """Compute the reference-guided advantages of groups (paper Eq. 7).
+
+  Rewards are `rewards.boundary_reward`, advantages `rewards.reference_advantage`.
 
   Args:
-    training: the training; `training.store` has the sessions.
-    spec: the policy of the rollouts of this update.
-    tasks: the tasks of the update.
+    config: supplies the constants of both functions. With `reference_guided=False` the
+      baseline is the mean of the group (ablation).
+    groups: each has the sampled episodes of one task.
+    profiles: the profiles of these tasks, by task id.
+    references: the reference trajectories tau* of these tasks, by task id.
+    lam: the cost weight.
+
+  Returns:
+    All episodes with their advantages, and metrics: those of `summarize_rollouts`, and
+    `clipped_groups`, the number of groups with a clipped advantage.
   """
-  ids = {task.id for task in tasks}
-  keys = [key for key in training.store.keys(spec.key) if key[0] in ids]
-  return training.store.episodes(spec.key, keys)
+  clip = config.advantage_clip
+  rated = []
+  reward_B = []
+  clipped_groups = 0
+  for group in groups:
+    id_ = group[0].task_id
+    profile = profiles[id_]
+    episodes = [*group, references[id_]]
+    costs = [e.cost_usd for e in episodes]
+    successes = [e.success for e in episodes]
+    cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
+    *reward_G, reference = rewards.boundary_reward(
+      successes, profile.hard, cost_norm, lam, config.r_success, config.r_hard
+    )
+    if not config.reference_guided:
+      # `reference_advantage` takes the larger of the mean and this number as baseline.
+      # The least reward is never above the mean, so the mean is the baseline.
+      reference = min(reward_G)
+    adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
+    reward_B.extend(reward_G)
+    rated += map(RatedEpisode, group, adv_G)
+    clipped_groups += int((np.abs(adv_G) >= clip).any())
+  metrics = summarize_rollouts(groups, reward_B)
+  return rated, metrics | {"clipped_groups": clipped_groups}
 
 
-def _play_rollouts(
-  training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
-) -> list[Episode]:
-  """Play a group of episodes of each task; the current router samples decisions."""
+def summarize_rollouts(
+  groups: Sequence[list[Episode]], reward_B: Sequence[float]
+) -> dict[str, float]:
+  """Summarize the rollouts of one update for the log.
 
-  def build(spec: PolicySpec) -> RouterPolicy:
-    """Build the policy that samples from the current router."""
-    # The policy has a KV cache and a copy of the router. Both are freed after the
-    # rollouts, because the gradient needs the memory.
-    model = learner.trainer.model
-    view = learner.batcher.view
-    rows = training.live_episodes
-    reader = Reader(model, view, view.logit_ids, rows, training.mesh)
-    return RouterPolicy(spec, reader, Sample(spec.key))
+  Args:
+    groups: each has the sampled episodes of one task.
+    reward_B: the reward of each episode, over all groups.
 
-  updates = training.config.bopo.updates
-  name = label_family(spec.family)
-  title = f"{name}, λ {spec.lam:g}, update {spec.update}/{updates}"
-  planned = list_rollouts(training.config, spec, tasks)
-  return training.collect(title, spec, planned.jobs, build)
+  Returns:
+    Means over episodes: `reward`, `success` (share in [0, 1]) and `cost_usd` (dollars).
+    `large_share` is the share of LARGE calls among all steps.
+  """
+  episodes = sum(groups, [])
+  count = len(episodes)
+  steps = sum(len(e.steps) for e in episodes)
+  return {
+    "reward": float(np.mean(reward_B)),
+    "success": sum(e.success for e in episodes) / count,
+    "large_share": sum(e.large_calls for e in episodes) / steps,
+    "cost_usd": sum(e.cost_usd for e in episodes) / count,
+  }
 
 
 def update_policy(
-  learner: Learner, rated: Sequence[RatedEpisode], seed: int
+  learner: Learner, rated: Sequence[RatedEpisode], update: int
 ) -> dict[str, float]:
   """Take the gradient steps of one update.
 
@@ -313,13 +261,13 @@ def update_policy(
   Args:
     learner: the router that learns.
     rated: the episodes with their advantages.
-    seed: the seed of the shuffles.
+    update: the number of the update, which decides the shuffles.
 
   Returns:
     The means of the metrics over the gradient steps.
   """
   config = learner.config
-  draw = random.Random(seed)
+  draw = random.Random(learner.seed + update)
   step_batches = []
   for _ in range(config.epochs):
     order = draw.sample(rated, len(rated))

@@ -1,45 +1,9 @@
 """Compute difficulty, normalised cost, reward and advantage (paper: Methodology)."""
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from baar_jax.episode import Episode
-from baar_jax.llms.prices import TINY_USD
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-  """Describe the difficulty and the boundary costs of one task, with its trials.
-
-  Attributes:
-    difficulty: "easy", "hard" or "intractable".
-    cost_small: median US dollars of an episode of always-SMALL.
-    cost_large: median US dollars of an episode of always-LARGE.
-    small: the trials of always-SMALL.
-    large: the trials of always-LARGE.
-  """
-
-  difficulty: str
-  cost_small: float
-  cost_large: float
-  small: Sequence[Episode]
-  large: Sequence[Episode]
-
-  @property
-  def hard(self) -> bool:
-    """Return whether the difficulty is "hard"."""
-    return self.difficulty == "hard"
-
-
-def mean_large_usd(profiles: Iterable[Profile]) -> float:
-  """Average the median dollars of always-LARGE over tasks; at least `TINY_USD`.
-
-  For the value heads and vanilla RL, this is one normalised dollar (our choice).
-  """
-  return max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
 
 
 def difficulty(

@@ -168,9 +168,7 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
   return pd.concat(groups).rename_axis("policy").reset_index()
 
 
-def by_difficulty(
-  data: Evaluation, typical: Mapping[str, str], easy_rate: float
-) -> pd.DataFrame:
+def by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   """Compute how each family's dollars are divided among the difficulties of tasks.
 
   The difficulty of a test task follows from the test episodes of the boundary policies.
@@ -179,8 +177,6 @@ def by_difficulty(
   Args:
     data: the evaluation on test.
     typical: by family, the key of the policy that represents it in this table.
-    easy_rate: the least share of always-SMALL's successes in an easy task
-      (`--config.profile.easy_rate`).
 
   Returns:
     A row per family with shares in [0, 1]; NaN if the family's episodes have cost
@@ -191,7 +187,7 @@ def by_difficulty(
     .success.agg(list)
     .unstack()[[*BOUNDARY_KEYS]]
   )
-  difficulty = trials.apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
+  difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
   sums = pd.concat([tasks, cost_usd]).T.groupby(difficulty).sum().T

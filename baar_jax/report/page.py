@@ -17,6 +17,7 @@ from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.table import load
 from baar_jax.llms.ledger import read_spent
 from baar_jax.llms.prices import endpoints, prices_of
+from baar_jax.open import load_profiles
 from baar_jax.paper.references import measure_robustness
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
@@ -31,7 +32,7 @@ from baar_jax.report.table import (
   run_ledger,
 )
 from baar_jax.report.texts import METRIC_NAMES
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT, count_trials
 from baar_jax.store import Store
 
 MUTED = "#5f6875"
@@ -100,9 +101,13 @@ def compute_results(
     frontiers=compare.areas(data, choice, [*dict.fromkeys([choice.main, *rivals])]),
     ablations=compare.areas(data, choice, ablations),
     hard_budget=compare.hard_budgets(data, table, choice),
-    by_difficulty=compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
+    by_difficulty=compare.by_difficulty(data, choice.typical),
     latency=compare.latency(data, choice.typical),
-    robustness=measure_robustness(store, config),
+    robustness=measure_robustness(
+      load_profiles(store, config, "train", trials=count_trials(config)),
+      config.profile.trials,
+      config.profile.robustness,
+    ),
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),

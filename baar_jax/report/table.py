@@ -16,7 +16,7 @@ from baar_jax.episode import SMALL, Episode
 from baar_jax.llms.ledger import Spent
 from baar_jax.llms.prices import Price
 from baar_jax.report import frontier
-from baar_jax.rollout.jobs import BOUNDARIES, label_family
+from baar_jax.rollout.jobs import label_family
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
 
@@ -319,21 +319,6 @@ def load_split(
 def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
   """Tell whether a policy lacks at most the share LEFT_OUT_LIMIT of its episodes."""
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
-
-
-def list_played(
-  store: Store, listed: Iterable[PolicySpec], config: Config, split: str
-) -> list[PolicySpec]:
-  """Return the boundary policies, and those policies that have enough stored episodes.
-
-  Args:
-    store: the run's store.
-    listed: the policies that may be returned.
-    config: the run's configuration.
-    split: "dev" or "test".
-  """
-  keys = list_keys(store, config, split)
-  return [s for s in listed if s in BOUNDARIES or _has_enough(store, s.key, keys)]
 
 
 def run_ledger(

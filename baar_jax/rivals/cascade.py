@@ -2,11 +2,30 @@
 
 from collections.abc import Generator, Sequence
 
-from baar_jax.episode import SMALL, Step
+from baar_jax.episode import SMALL, Episode, Step
+from baar_jax.learn.batches import FAILURES, Labels
 from baar_jax.llms.history import parse_action
+from baar_jax.paper.references import Trials
 from baar_jax.rollout.rules import Draft, Move, StepContext
 from baar_jax.rollout.specs import Decision, Live
 from baar_jax.router.policy import RouterPolicy
+
+
+def learn_scorer(trials: Trials) -> tuple[Labels, list[Episode]]:
+  """Label the episodes that train the cascade's scorer (FrugalGPT).
+
+  The scorer learns whether an episode fails if the proposal is taken. So it asks the
+  next model with the probability of a failure.
+
+  Returns:
+    The labels, and the episodes: always-SMALL's trials, and the stratified samples in
+    which another model than the costliest acted.
+  """
+  episodes, _ = trials.of_boundaries()
+  episodes += [e for e in trials.stratified if e.task_id in trials.profiles]
+  costliest = trials.models - 1
+  scored = [e for e in episodes if any(s.model != costliest for s in e.steps)]
+  return FAILURES, scored
 
 
 class CascadePolicy(RouterPolicy):

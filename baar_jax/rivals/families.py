@@ -1,58 +1,111 @@
-"""Define every policy family: how it is listed, built and trained.
+"""List every policy family: its label, its points, how it decides and how it learns.
 
-Evaluation, training, the dry run, the server and the report take all families from
-`FAMILIES`. To add a rule, write its function and a row in `FAMILIES`.
+The dry run, the stages, the report and `open.py` take all families from `FAMILIES`. To
+add a rule, write its function and a row here. To add a rival that learns, write its
+file and a row here.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from baar_jax.conditioned.fit import fit_values, load_heads
-from baar_jax.conditioned.policy import (
-  ConditionedPolicy,
-  Situation,
-  ValueFunction,
-  pick_best,
-)
+from baar_jax.conditioned.policy import Situation, pick_best
 from baar_jax.config import (
   VANILLA_BATCHES,
   ZERO_SHOT,
+  BoPOConfig,
   Config,
   ablate,
   compared_lam,
   require,
 )
-from baar_jax.learn.batches import ACTED, FAILURES, Batcher
-from baar_jax.learn.checkpoint import (
-  RouterFiles,
-  Training,
-  load_router,
-  open_finished,
-)
-from baar_jax.learn.trainer import ShardedRouter
-from baar_jax.llms.prices import prices_of
-from baar_jax.paper import losses
-from baar_jax.paper.bopo import fit_rollouts, train_rollouts, train_vanilla
-from baar_jax.paper.references import load_threshold_episodes
-from baar_jax.paper.sft import fit_rival, fit_sft, learn_scorer, learn_winners
-from baar_jax.rivals import listing, valued
-from baar_jax.rivals.cascade import CascadePolicy
-from baar_jax.rivals.listing import Tasks
-from baar_jax.rivals.optimum import FREE, Exact
-from baar_jax.rivals.zero_shot import ZeroShotPolicy
+from baar_jax.envs.table import load
+from baar_jax.episode import Episode, Task
+from baar_jax.learn.batches import Batch, Labels, Term
+from baar_jax.paper import bopo, losses
+from baar_jax.paper.bopo import Learner, Update
+from baar_jax.paper.references import Profile, Trials
+from baar_jax.rivals import cascade, single_turn, valued, vanilla
+from baar_jax.rivals.optimum import has_optimum
 from baar_jax.rollout import jobs, rules
-from baar_jax.rollout.jobs import CONDITIONED, LABELS, SFT, Planned, list_ranks
-from baar_jax.rollout.loop import Pair
-from baar_jax.rollout.rules import Policy, RulePolicy
-from baar_jax.rollout.specs import Live, PolicySpec
-from baar_jax.router.inputs import StateReader
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold
-from baar_jax.router.qwen2 import Qwen2, softmax
-from baar_jax.router.reader import Reader
-from baar_jax.store import Store
+from baar_jax.rollout.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  CONDITIONED,
+  LABELS,
+  SFT,
+  Planned,
+  Source,
+)
+from baar_jax.rollout.specs import Cap, Live, PolicySpec
+from baar_jax.router.policy import ARGMAX, RouterPolicy
+
+# The exact policy is evaluated with these values of mu, the number of successes that
+# one US dollar is worth.
+OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
+# The privileged rule is evaluated with this value of mu (our choice).
+PRIVILEGED_WEIGHT = 100
+# The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
+PATIENCE = (1, 2, 3, 5, 10)
+
+Tasks = Mapping[str, list[Task]]  # The tasks of each split.
+
+
+class Points(NamedTuple):
+  """Policies of a family to evaluate, without their caps.
+
+  Attributes:
+    free: the policies that are evaluated without a cap.
+    capped: the policies that are evaluated under each cap.
+    calls: whether `capped` are evaluated under caps on LARGE calls.
+    usd: whether `capped` are evaluated under caps on dollars.
+  """
+
+  free: Iterable[PolicySpec] = ()
+  capped: Iterable[PolicySpec] = ()
+  calls: bool = True
+  usd: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicy:
+  """Tell how a family learns from its own episodes.
+
+  Attributes:
+    update: the updates of a training, such as `paper.bopo.bopo`.
+    loss: the loss of a batch, given the settings of BoPO.
+    anchored: whether the loss uses the SFT router's logits.
+    batches: the most rollout batches, as a multiple of BoPO's updates.
+    configure: changes the configuration for this family.
+  """
+
+  update: Callable[
+    [Source, Mapping[str, Profile], Mapping[str, Episode], Learner, Iterable[Planned]],
+    Iterator[Update],
+  ]
+  loss: Callable[[BoPOConfig, jax.Array, Batch], dict[str, Term]]
+  anchored: bool = True
+  batches: int = 1
+  configure: Callable[[Config], Config] = lambda config: config
+
+
+@dataclasses.dataclass(frozen=True)
+class FromStored:
+  """Tell how a rival learns from stored episodes.
+
+  Attributes:
+    learn: labels the episodes of training and dev tasks to imitate.
+    list_jobs: lists the episodes that have to be played first.
+  """
+
+  learn: Callable[[Trials], tuple[Labels, list[Episode]]]
+  list_jobs: Callable[[Config, list[Task]], list[Planned]] = lambda config, tasks: []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,92 +114,27 @@ class Family:
 
   Attributes:
     label: the name of the family in the report.
-    list_specs: a function of (config, name of the family) that lists the policies to
+    points: a function of (config, name of the family) that lists the policies to
       evaluate, in the report's order.
-    rule: a function of (live episode, spec of the policy) that returns the index of the
-      model to act; None if the family has `build`.
-    build: builds a policy from its spec; None if the family has `rule`.
+    needs: what decides: "" is `rule`, "router" a trained router, "heads" the value
+      heads, "judge", "optimum" and "errors" what their names say.
+    rule: returns the index of the model to act.
+    policy: the class of the policy if a router decides.
+    pick: picks a model by the value heads.
     stage: the stage that trains the family; "" if the family does not learn.
-    train: trains the family for one training seed; None if the family does not learn.
-    list_jobs: a function of (config, spec, tasks of each split) that lists the episodes
-      that the training plays; None if it plays none.
+    learns: how the stages "bopo" and "baselines" train it.
     is_rival: whether the family is left out unless `baselines.rivals` names it.
   """
 
   label: str
-  list_specs: Callable[[Config, str], Iterable[PolicySpec]] = lambda config, name: ()
+  points: Callable[[Config, str], Iterable[Points]] = lambda config, name: ()
+  needs: str = ""
   rule: Callable[[Live, PolicySpec], int] | None = None
-  build: Callable[[PolicySpec, "Loader"], Policy] | None = None
+  policy: type[RouterPolicy] = RouterPolicy
+  pick: Callable[[np.ndarray, Situation], int] = pick_best
   stage: str = ""
-  train: Callable[[Training], None] | None = None
-  list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
+  learns: OnPolicy | FromStored | None = None
   is_rival: bool = False
-
-
-@dataclasses.dataclass
-class Loader:
-  """Build policies from their specs; keep the router that was loaded last.
-
-  Attributes:
-    files: the trained routers.
-    rows: the largest number of episodes that are live at once.
-    pair: the LLMs of the run; needed only for policies that ask a judge.
-    store: the stored episodes; needed only for policies with a `share`.
-    load: `read_router`; it keeps the router that was loaded last.
-    predict_stored: `compute_stored`; it keeps the last result.
-  """
-
-  files: RouterFiles
-  rows: int
-  pair: Pair | None = None
-  store: Store | None = None
-
-  def __post_init__(self) -> None:
-    """Let the loader keep one router, and its probabilities at stored decisions."""
-    self.load = functools.lru_cache(1)(self.read_router)
-    self.predict_stored = functools.lru_cache(1)(self.compute_stored)
-
-  def read_router(self, family: str, lam: float | None = None) -> Qwen2:
-    """Read a trained router.
-
-    Args:
-      family: the family of the router.
-      lam: the cost weight of the training; None if the family has none.
-
-    Raises:
-      ValueError: the training has not ended.
-    """
-    return load_router(self.files, family, lam)
-
-  def compute_stored(
-    self, family: str, lam: float | None, proposals: bool
-  ) -> np.ndarray:
-    """Compute a router's probabilities p_NxA at stored training decisions.
-
-    Args:
-      family: the family of the router.
-      lam: the cost weight of the training; None if the family has none.
-      proposals: whether the router reads the proposals of a cascade.
-    """
-    config = self.files.config
-    view = self.files.open_view(proposals)
-    episodes = load_threshold_episodes(self.store, config)
-    model = self.load(family, lam)
-    router = ShardedRouter(model, view.logit_ids, self.files.mesh, config.router.dtype)
-    labels = FAILURES if proposals else ACTED
-    batcher = Batcher(config, view, self.store.tasks("train"), labels)
-    return softmax(batcher.compute(router.logits, episodes), "stored episodes")
-
-  def build(self, spec: PolicySpec) -> Policy:
-    """Build a policy from its spec.
-
-    Raises:
-      ValueError: its training has not ended.
-    """
-    family = FAMILIES[spec.family]
-    if family.rule:
-      return RulePolicy(spec, family.rule)
-    return family.build(spec, self)
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
@@ -155,10 +143,16 @@ def list_specs(config: Config) -> list[PolicySpec]:
   Policies of the same router are adjacent. Rivals that the configuration does not name
   are left out.
   """
+  call_caps = [Cap(calls=K) for K in config.evaluate.call_budgets]
+  usd_caps = [Cap(usd=usd) for usd in config.evaluate.usd_budgets]
   specs = []
   for name, family in FAMILIES.items():
-    if not family.is_rival or name in config.baselines.rivals:
-      specs += family.list_specs(config, name)
+    if family.is_rival and name not in config.baselines.rivals:
+      continue
+    for points in family.points(config, name):
+      specs += points.free
+      for cap in call_caps * points.calls + usd_caps * points.usd:
+        specs += [spec.under(cap) for spec in points.capped]
   return specs
 
 
@@ -166,23 +160,9 @@ def list_trained(config: Config) -> list[PolicySpec]:
   """Return one policy for each trained router that the evaluation needs."""
   routers = {}
   for spec in list_specs(config):
-    if FAMILIES[spec.family].train:
+    if FAMILIES[spec.family].stage:
       routers[spec.family, spec.lam] = spec
   return [*routers.values()]
-
-
-def check_trained(files: RouterFiles) -> None:
-  """Check that all routers of the evaluation are trained.
-
-  Raises:
-    ValueError: a training has not ended.
-  """
-  for spec in list_trained(files.config):
-    if spec.family == CONDITIONED:
-      load_heads(files)
-    else:
-      with open_finished(files, spec.family, spec.lam):
-        pass
 
 
 def check_baselines(config: Config) -> None:
@@ -196,116 +176,165 @@ def check_baselines(config: Config) -> None:
   names = sorted(name for name, family in FAMILIES.items() if family.is_rival)
   are_rivals = {*names}.issuperset(baselines.rivals)
   require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
-  valued = {"cache-sticky", "one-escalation"}.intersection(baselines.rivals)
-  has_heads = config.value.updates > 0 or not valued
-  require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
+  for name in baselines.rivals:
+    has_heads = FAMILIES[name].needs != "heads" or config.value.updates > 0
+    require(has_heads, "value.updates", f"above 0 for {name}")
   for name in baselines.ablations:
     requirement = f"without {name}: this configuration leaves that part out already"
     require(ablate(config, name) != config, "baselines.ablations", requirement)
 
 
-def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the sandbox's exact policy, for a mu (successes per dollar) or a cap."""
-  config = loader.files.config
-  exact = Exact(config.models, config.env.max_steps)
-  mu = FREE if spec.mu is None else spec.mu
-  return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
+def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
+  """Find the uncapped policy that acts like a capped policy until the cap is spent.
 
-
-def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the zero-shot router, which asks the configured judge at each step."""
-  files = loader.files
-  config = files.config
-  judge = loader.pair.judge(config.baselines.judge)
-  models = len(config.models.names)
-  return ZeroShotPolicy(spec, judge, config.router, files.tokenizer, models)
-
-
-def _build_conditioned(
-  spec: PolicySpec,
-  loader: Loader,
-  pick: Callable[[np.ndarray, Situation], int] = pick_best,
-) -> Policy:
-  """Build a policy on the value heads.
+  The evaluation reuses the uncapped policy's episodes if they stay within the cap.
 
   Args:
-    spec: the policy.
-    loader: gives the value heads.
-    pick: picks a model; see `ValueFunction.pick`.
+    spec: the capped policy.
+
+  Returns:
+    The policy; None if `spec` is cap-conditioned or has no cap on calls. A cap on
+    dollars alone also gives None, because stored episodes lack the reservations.
   """
-  files = loader.files
-  settings = files.config.value
-  heads, vocabulary = load_heads(files)
-  values = ValueFunction(heads, settings.cost_weights, files.billing, pick)
-  return ConditionedPolicy(spec, StateReader(vocabulary), values)
+  if spec.cap.calls is None or spec.cap_conditioned:
+    return None
+  if spec.family == jobs.FIRST_LARGE:
+    return ALWAYS_LARGE
+  return spec.under(Cap())
 
 
-def _build_router(
-  spec: PolicySpec, loader: Loader, policy: type[RouterPolicy] = RouterPolicy
-) -> Policy:
-  """Build the policy of a trained router.
+def zero_shot_spec(config: Config) -> PolicySpec:
+  """Return the zero-shot policy.
+
+  The policy's key has a digest of all settings that the judge's answers depend on.
+  """
+  judge = config.baselines.judge
+  settings = (
+    config.models.kind,
+    judge.base_urls,
+    judge.temperature,
+    judge.max_completion_tokens,
+    judge.prices,
+  )
+  digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+  name = f"{judge.names[0]} {digest}"
+  return PolicySpec(ZERO_SHOT, judge=name, cap_conditioned=True)
+
+
+def trained_spec(
+  config: Config, family: str, update: int, lam: float | None = None
+) -> PolicySpec:
+  """Return the policy of a trained router, without a threshold or a share.
+
+  With several training seeds, one policy stands for the routers of all of them.
 
   Args:
-    spec: the policy.
-    loader: loads the router.
-    policy: the class of the policy.
+    config: the configuration.
+    family: the family of the router.
+    update: the number of updates of the training.
+    lam: the cost weight of the training; None if the family has none.
   """
-  files = loader.files
-  if spec.rollout and spec.update == 1:
-    # The first update of a training samples its rollouts from the SFT router.
-    model = loader.load(SFT)
-  else:
-    model = loader.load(spec.family, spec.lam)
-  view = files.open_view(proposals=policy is CascadePolicy)
-  rule = _make_rule(spec, loader, view.proposals)
-  reader = Reader(model, view, view.logit_ids, loader.rows, files.mesh)
-  return policy(spec, reader, rule)
+  seeds = config.train_seeds if config.train_seeds > 1 else None
+  reads_cap = config.router.show_budget
+  return PolicySpec(
+    family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
+  )
 
 
-def _make_rule(spec: PolicySpec, loader: Loader, proposals: bool) -> Sample | Threshold:
-  """Make the rule by which a trained router decides.
+def _with_thresholds(config: Config, router: PolicySpec) -> list[PolicySpec]:
+  """Return a router's policies: argmax, each threshold, and each share of LARGE."""
+  points = []
+  for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
+    points.append(dataclasses.replace(router, threshold=threshold))
+  for share in config.evaluate.shares:
+    points.append(dataclasses.replace(router, share=share))
+  return points
 
-  A policy of rollouts samples from the probabilities. Other policies compare p(LARGE)
-  with a threshold. If `spec.share` is set, the threshold is the quantile at which LARGE
-  gets this share of the stored decisions.
+
+def _router_points(config: Config, router: PolicySpec) -> Points:
+  """List a router's policies; under caps only argmax, unless `budget_rules` is set."""
+  points = _with_thresholds(config, router)
+  capped = points if config.evaluate.budget_rules else points[:1]
+  return Points(points, capped)
+
+
+def _list_sft(config: Config, name: str) -> list[Points]:
+  """List the policies of the SFT router."""
+  return [_router_points(config, trained_spec(config, name, config.sft.updates))]
+
+
+def _list_learnt(config: Config, name: str) -> Iterator[Points]:
+  """Yield the policies of a family that trains one router per cost weight."""
+  for lam in config.bopo.lam:
+    router = trained_spec(config, name, config.bopo.updates, lam)
+    yield _router_points(config, router)
+
+
+def _list_classifier(config: Config, name: str) -> list[Points]:
+  """List the policies of a rival that learns from stored episodes."""
+  router = trained_spec(config, name, config.baselines.updates)
+  return [_router_points(config, router)]
+
+
+def _list_ablation(config: Config, name: str) -> Iterator[Points]:
+  """Yield the policies of an ablation; none unless the configuration names it."""
+  if name in config.baselines.ablations:
+    router = trained_spec(config, name, config.bopo.updates, compared_lam(config))
+    yield Points(_with_thresholds(config, router))
+
+
+def _list_conditioned(config: Config, name: str) -> Iterator[Points]:
+  """Yield the policies of the budget-conditioned router, if it is trained.
+
+  Under each cap there is a cap-conditioned and a cap-blind policy for each cost weight.
   """
-  if spec.rollout:
-    return Sample(spec.key)
-  models = loader.files.config.models
-  usd_A = [price.input for price in prices_of(models)]
-  if spec.share is None:
-    return Threshold(spec.threshold, usd_A)
-  p_NxA = loader.predict_stored(spec.family, spec.lam, proposals)
-  switch_N = Threshold(usd_A=usd_A).switch_thresholds(p_NxA)
-  return Threshold(float(np.quantile(switch_N, 1.0 - spec.share)), usd_A)
+  settings = config.value
+  if settings.updates == 0:
+    return
+  router = trained_spec(config, name, settings.updates)
+  router = dataclasses.replace(router, cap_conditioned=True)
+  free = []
+  for weight in settings.cost_weights:
+    free.append(dataclasses.replace(router, cost_weight=weight))
+  yield Points(free)
+  for weight in settings.capped_cost_weights:
+    conditioned = dataclasses.replace(router, cost_weight=weight)
+    blind = dataclasses.replace(conditioned, blind=1, cap_conditioned=False)
+    yield Points((), (conditioned, blind))
 
 
-def _train_ablation(name: str, training: Training) -> None:
-  """Train BoPO without one part, and SFT too if the part matters to SFT.
+def _list_each(specs: Iterable[PolicySpec]) -> Iterator[Points]:
+  """Yield each policy without a cap and then under all caps."""
+  for spec in specs:
+    yield Points((spec,), (spec,))
 
-  Args:
-    name: a key of `config.ABLATIONS`.
-    training: the training of the complete method.
+
+def _list_valued(config: Config, name: str) -> Iterator[Points]:
+  """Yield a cap-blind policy on the value heads for each cost weight."""
+  router = trained_spec(config, name, config.value.updates)
+  router = dataclasses.replace(router, cap_conditioned=False)
+  weights = config.value.cost_weights
+  return _list_each(dataclasses.replace(router, cost_weight=w) for w in weights)
+
+
+def _list_optimum(config: Config, name: str) -> Iterator[Points]:
+  """Yield the sandbox's exact policy for each mu, and for each cap on calls."""
+  if has_optimum(config):
+    exact = PolicySpec(name, cap_conditioned=True)
+    free = [dataclasses.replace(exact, mu=mu) for mu in OPTIMUM_WEIGHTS]
+    yield Points(free, (exact,), usd=False)
+
+
+def _list_privileged(config: Config, name: str) -> Iterator[Points]:
+  """Yield the privileged rule, which reads scripted models' error rates.
+
+  It stands in where the environment has no exact optimum.
   """
-  ablated = training.ablate(name)
-  if ablated.sft_family != training.sft_family:
-    fit_sft(ablated)
-  method = losses.bopo_method(ablated.config.bopo)
-  fit_rollouts(ablated, jobs.BOPO, method, compared_lam(training.config))
+  if config.models.kind == "scripted" and not load(config.env.kind).has_optimum:
+    yield Points((PolicySpec(name, mu=PRIVILEGED_WEIGHT),))
 
 
-def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
-  """Open the router that `listing.find_router` selects for serving.
-
-  Args:
-    files: the routers of a run.
-    rows: the largest number of episodes that are live at once.
-    sample: whether the router samples its decisions, for BoPO's next update.
-
-  Raises:
-    ValueError: no router is trained.
-  """
-  return Loader(files, rows).build(listing.find_router(files, sample))
+BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
 
 
 def _ablation(name: str, label: str) -> Family:
@@ -315,112 +344,95 @@ def _ablation(name: str, label: str) -> Family:
     name: a key of `config.ABLATIONS`.
     label: the name of the ablation in the report.
   """
-  return Family(
-    label,
-    listing.list_ablation,
-    build=_build_router,
-    stage="baselines",
-    train=functools.partial(_train_ablation, name),
-    list_jobs=listing.list_updates,
-  )
+  learns = dataclasses.replace(BOPO, configure=functools.partial(ablate, name=name))
+  return Family(label, _list_ablation, "router", stage="baselines", learns=learns)
 
 
 FAMILIES = {
-  jobs.ALWAYS_SMALL.family: Family(
-    LABELS[jobs.ALWAYS_SMALL.family],
-    listing.list_small,
+  ALWAYS_SMALL.family: Family(
+    LABELS[ALWAYS_SMALL.family],
+    # A cap on calls would not change always-SMALL's episodes.
+    lambda config, name: [Points((ALWAYS_SMALL,), (ALWAYS_SMALL,), calls=False)],
     rule=rules.take_small,
   ),
-  jobs.ALWAYS_LARGE.family: Family(
-    LABELS[jobs.ALWAYS_LARGE.family],
-    listing.list_uncapped,
+  ALWAYS_LARGE.family: Family(
+    LABELS[ALWAYS_LARGE.family],
+    lambda config, name: [Points((ALWAYS_LARGE,))],
     rule=rules.take_large,
   ),
   jobs.FIRST_LARGE: Family(
-    LABELS[jobs.FIRST_LARGE], listing.list_capped, rule=rules.take_large
+    LABELS[jobs.FIRST_LARGE],
+    lambda config, name: [Points((), (PolicySpec(name),))],
+    rule=rules.take_large,
   ),
   jobs.ALWAYS: Family(
-    "always the intermediate model", list_ranks, rule=rules.take_rank
+    "always the intermediate model",
+    lambda config, name: [Points(jobs.list_ranks(config))],
+    rule=rules.take_rank,
   ),
-  jobs.RANDOM: Family("random", listing.list_random, rule=rules.take_randomly),
-  "privileged": Family(
-    "privileged (error model)",
-    listing.list_privileged,
-    build=lambda spec, loader: rules.PrivilegedPolicy(spec),
+  jobs.RANDOM: Family(
+    "random",
+    lambda config, name: _list_each(
+      PolicySpec(name, p=p) for p in config.evaluate.random_p
+    ),
+    rule=rules.take_randomly,
   ),
-  "optimum": Family(
-    "optimum (exact policy)", listing.list_optimum, build=_build_optimum
-  ),
+  "privileged": Family("privileged (error model)", _list_privileged, "errors"),
+  "optimum": Family("optimum (exact policy)", _list_optimum, "optimum"),
   ZERO_SHOT: Family(
     "zero-shot router",
-    listing.list_zero_shot,
-    build=_build_zero_shot,
+    lambda config, name: _list_each((zero_shot_spec(config),)),
+    "judge",
     is_rival=True,
   ),
-  CONDITIONED: Family(
-    LABELS[CONDITIONED],
-    listing.list_conditioned,
-    build=_build_conditioned,
-    stage="value",
-    train=fit_values,
-  ),
+  CONDITIONED: Family(LABELS[CONDITIONED], _list_conditioned, "heads", stage="value"),
   "cache-sticky": Family(
-    "cache-sticky rule",
-    listing.list_valued,
-    build=functools.partial(_build_conditioned, pick=valued.stay_warm),
-    is_rival=True,
+    "cache-sticky rule", _list_valued, "heads", pick=valued.stay_warm, is_rival=True
   ),
   "one-escalation": Family(
-    "one escalation",
-    listing.list_valued,
-    build=functools.partial(_build_conditioned, pick=valued.escalate_once),
-    is_rival=True,
+    "one escalation", _list_valued, "heads", pick=valued.escalate_once, is_rival=True
   ),
   "stage-rule": Family(
     "stage rule",
-    listing.list_patient,
+    lambda config, name: _list_each(
+      PolicySpec(name, patience=patience) for patience in PATIENCE
+    ),
     rule=rules.take_after_trouble,
     is_rival=True,
   ),
-  SFT: Family(
-    LABELS[SFT],
-    listing.list_sft,
-    build=_build_router,
-    stage=SFT,
-    train=fit_sft,
-  ),
+  SFT: Family(LABELS[SFT], _list_sft, "router", stage=SFT),
   jobs.BOPO: Family(
-    LABELS[jobs.BOPO],
-    listing.list_learnt,
-    build=_build_router,
-    stage=jobs.BOPO,
-    train=functools.partial(train_rollouts, jobs.BOPO, losses.bopo_method),
-    list_jobs=listing.list_updates,
+    LABELS[jobs.BOPO], _list_learnt, "router", stage=jobs.BOPO, learns=BOPO
   ),
   "cascade": Family(
     "cascade",
-    listing.list_classifier,
-    build=functools.partial(_build_router, policy=CascadePolicy),
+    _list_classifier,
+    "router",
+    policy=cascade.CascadePolicy,
     stage="baselines",
-    train=functools.partial(fit_rival, "cascade", learn_scorer),
+    learns=FromStored(cascade.learn_scorer),
     is_rival=True,
   ),
   "single-turn": Family(
     "single-turn classifier",
-    listing.list_classifier,
-    build=_build_router,
+    _list_classifier,
+    "router",
     stage="baselines",
-    train=functools.partial(fit_rival, "single-turn", learn_winners),
-    list_jobs=listing.list_single_turn,
+    learns=FromStored(single_turn.learn_winners, jobs.list_ranked_trials),
     is_rival=True,
   ),
   jobs.VANILLA: Family(
     "vanilla RL",
-    listing.list_learnt,
-    build=_build_router,
+    _list_learnt,
+    "router",
     stage="baselines",
-    train=train_vanilla,
-    list_jobs=functools.partial(listing.list_updates, batches=VANILLA_BATCHES),
+    learns=OnPolicy(
+      vanilla.vanilla,
+      vanilla.dapo_loss,
+      anchored=False,
+      batches=VANILLA_BATCHES,
+      configure=vanilla.configure,
+    ),
     is_rival=True,
   ),
   # These policies play the episodes that routers learn from.
@@ -434,5 +446,3 @@ FAMILIES = {
   # This row is for plots: BoPO's points at the one cost weight that all ablations have.
   jobs.COMPARED: Family("BoPO at the same λ"),
 }
-# The stages that train a family.
-STAGES = [*dict.fromkeys(row.stage for row in FAMILIES.values() if row.stage)]

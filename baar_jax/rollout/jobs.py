@@ -1,10 +1,12 @@
 """Declare the episodes that each stage plays, for the stages and for the dry run."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from baar_jax.config import Config, SamplePlan
-from baar_jax.episode import Task
+from baar_jax.episode import Episode, Task
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
@@ -54,6 +56,24 @@ class Planned(NamedTuple):
 
   spec: PolicySpec
   jobs: Sequence[Job]
+
+
+class Source(Protocol):
+  """Give the episodes that a stage needs: play them, or read recorded ones."""
+
+  def episodes(
+    self, title: str, planned: Planned, build: Callable[[PolicySpec], Policy]
+  ) -> list[Episode]:
+    """Return the episodes of all jobs, ordered by task and seed.
+
+    Args:
+      title: the policy's name for readers, in the progress bar and in printed lines.
+      planned: the policy and its jobs.
+      build: makes the policy; it is called only if an episode has to be played.
+
+    Raises:
+      ValueError: episodes are missing and cannot be played.
+    """
 
 
 class ProfiledTasks(NamedTuple):
@@ -203,3 +223,43 @@ def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
   return [Planned(spec, jobs) for spec in list_ranks(config)]
+
+
+def draw_task_batches(
+  tasks: Sequence[Task], size: int, seed: int
+) -> Iterator[list[Task]]:
+  """Draw batches of different tasks, without end.
+
+  All tasks are used, in a new random order, before one repeats.
+
+  Args:
+    size: the number of tasks in a batch; at most all tasks.
+    seed: the seed of the draws.
+  """
+  draw = random.Random(f"{seed}|bopo")
+  size = min(size, len(tasks))
+  order: list[Task] = []
+  while True:
+    if len(order) < size:
+      shuffled_tasks = draw.sample(tasks, len(tasks))
+      # Batches are taken from the end of `order`, so leftover tasks stay at the end. A
+      # leftover task's new copy goes to the start, so that no batch has a task twice.
+      order = sorted(shuffled_tasks, key=lambda task: task not in order) + order
+    yield [order.pop() for _ in range(size)]
+
+
+def list_updates(
+  config: Config, spec: PolicySpec, tasks: Sequence[Task], training_seed: int = 0
+) -> Iterator[Planned]:
+  """Yield the rollouts of each update of a training, without end.
+
+  Args:
+    config: the configuration of the training seed, with its own `seed`.
+    spec: a policy of the family and the cost weight that are trained.
+    tasks: the tasks to learn from.
+    training_seed: the number of the training seed, from 0.
+  """
+  batches = draw_task_batches(tasks, config.bopo.tasks_per_update, config.seed)
+  for update, batch in enumerate(batches, 1):
+    rollout = rollout_spec(spec.family, spec.lam, update, training_seed)
+    yield list_rollouts(config, rollout, batch)

@@ -5,25 +5,19 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from baar_jax.config import ABLATIONS, RECORDED, Config, compared_lam
-from baar_jax.paper.references import load_profiles
+from baar_jax.config import ABLATIONS, Config, compared_lam
+from baar_jax.open import Loader, load_profiles
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice
-from baar_jax.report.table import (
-  COMPARED_COLUMNS,
-  METRICS,
-  list_played,
-  load_split,
-)
+from baar_jax.report.table import COMPARED_COLUMNS, METRICS, load_split
 from baar_jax.report.texts import label_policy, terminal_table
-from baar_jax.rivals.families import FAMILIES, Loader, check_trained, list_specs
-from baar_jax.rivals.listing import find_uncapped
+from baar_jax.rivals.families import FAMILIES, find_uncapped, list_specs
 from baar_jax.rollout.jobs import (
   BOPO,
-  BOUNDARIES,
   BOUNDARY_KEYS,
   COMPARED,
   CONDITIONED,
+  Planned,
   list_evaluation,
 )
 from baar_jax.rollout.specs import Job, PolicySpec
@@ -32,39 +26,17 @@ from baar_jax.store import BUDGETS, Store
 
 
 def main(run: Run) -> None:
-  """Play every policy on dev, then the chosen ones on test.
+  """Collect the episodes of every policy on dev, then of the chosen ones on test.
 
-  Their episodes on dev decide which policies are chosen. In a served run clients play
-  the episodes, so this stage only checks that none is missing.
+  Their episodes on dev decide which policies are chosen.
   """
-  config = run.config
-  if config.env.kind == RECORDED:
-    _check_played(run)
-    return
-  # Check that all routers are trained before any episode is played.
-  for training in run.trainings():
-    check_trained(training)
-  specs = list_specs(config)
-  _play(run, specs, "dev")
-  _play(run, choose_on_dev(run.store, specs, config).entries, "test")
+  specs = run.source.policies(list_specs(run.config))
+  _collect(run, specs, "dev")
+  _collect(run, choose_on_dev(run.store, specs, run.config).entries, "test")
 
 
-def _check_played(run: Run) -> None:
-  """Check the episodes that clients have played, and print their policies.
-
-  Raises:
-    ValueError: episodes of a boundary policy are missing, or no other policy was
-      played.
-  """
-  for split in ("dev", "test"):
-    jobs = list_evaluation(run.config, run.tasks(split), split)
-    run.check_played(BOUNDARIES, jobs)
-  for spec in list_evaluated(run.store, run.config):
-    run.print(f"evaluated: {label_policy(spec, FAMILIES)}")
-
-
-def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
-  """Play the policies' episodes on a split that are not stored yet.
+def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
+  """Collect the policies' episodes on a split.
 
   The evaluation seeds are shared out among the training seeds' routers. A policy
   without a cap is played before the same policy with caps, which reuses episodes.
@@ -74,15 +46,16 @@ def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
     specs: the policies, in the order of `list_specs`.
     split: "dev" or "test".
   """
-  for training in run.trainings():
-    loader = Loader(training, run.live_episodes, run.pair, run.store)
-    jobs = list_evaluation(run.config, run.tasks(split), split, training.training_seed)
+  source = run.source
+  for files in run.all_files():
+    loader = Loader(files, source.live_episodes, source.pair, run.store)
+    jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
       title = f"{split} {label_policy(spec, FAMILIES)}"
-      run.play(title, spec, jobs, loader.build)
+      source.episodes(title, Planned(spec, jobs), loader.build)
 
 
 def _reuse(
@@ -107,27 +80,6 @@ def _reuse(
   unchanged = table[table.large_calls < spec.cap.calls]
   keys = missing & set(zip(unchanged.task_id, unchanged.seed))
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
-
-
-def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
-  """Return the policies of the evaluation.
-
-  In a served run only the boundary policies and the policies that clients have played
-  on dev and on test are returned.
-
-  Raises:
-    ValueError: clients have played no policy but the boundaries.
-  """
-  if config.env.kind != RECORDED:
-    return list_specs(config)
-  played = list_played(store, list_specs(config), config, "dev")
-  played = list_played(store, played, config, "test")
-  if len(played) <= len(BOUNDARIES):
-    raise ValueError(
-      "on dev and test clients have played only always-SMALL and always-LARGE: "
-      "let them play another policy too (docs/serving.md)"
-    )
-  return played
 
 
 def choose_on_dev(
@@ -228,9 +180,9 @@ def report(run: Run) -> None:
   from baar_jax.report import page
 
   config = run.config
-  played = list_evaluated(run.store, config)
   # If no profile is stored, this call raises the error that names the missing stage.
   profiles = load_profiles(run.store, config, "train")
+  played = run.source.policies(list_specs(config))
   choice = choose_on_dev(run.store, played, config)
   results = page.compute_results(
     run.store, choice, len(profiles), config, run.dir, FAMILIES

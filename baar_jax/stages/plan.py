@@ -1,6 +1,8 @@
 """Print the remaining work of a run and its expected cost (the dry run)."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +11,8 @@ from baar_jax.config import Config
 from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
-from baar_jax.paper.references import load_profiles, split_by_profile
+from baar_jax.open import load_profiles
+from baar_jax.paper.references import split_by_profile
 from baar_jax.rivals import families
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
@@ -148,8 +151,28 @@ def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
   else:
     for spec in families.list_trained(config):
       family = families.FAMILIES[spec.family]
-      if family.stage == stage and family.list_jobs:
-        yield from family.list_jobs(config, spec, tasks)
+      if family.stage == stage and family.learns:
+        yield from list_training(config, spec, tasks)
+
+
+def list_training(
+  config: Config, spec: PolicySpec, tasks: Mapping[str, list[Task]]
+) -> Iterator[Planned]:
+  """Yield the episodes that a training plays, with all training seeds.
+
+  Args:
+    config: the configuration.
+    spec: a policy of the family that is trained.
+    tasks: the tasks by split.
+  """
+  learns = families.FAMILIES[spec.family].learns
+  if isinstance(learns, families.FromStored):
+    yield from learns.list_jobs(config, tasks["train"] + tasks["dev"])
+    return
+  for number in range(config.train_seeds):
+    seeded = dataclasses.replace(config, seed=config.seed + number)
+    updates = jobs.list_updates(seeded, spec, tasks["train"], number)
+    yield from itertools.islice(updates, learns.batches * config.bopo.updates)
 
 
 def profile_tasks(

@@ -1,147 +1,78 @@
-"""Run the stages from setup to baselines, which train routers, and export."""
+"""Run the stages that train routers: pretrain, value, sft, bopo, baselines; export."""
 
-import collections
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from baar_jax.config import SFTConfig
-from baar_jax.envs import table
-from baar_jax.episode import SPLITS, Task
-from baar_jax.learn.checkpoint import load_router
+from baar_jax.conditioned import fit
+from baar_jax.config import ABLATIONS, Config, SFTConfig
+from baar_jax.episode import Episode
+from baar_jax.learn.batches import ACTED, OUTCOMES, Batcher, Labels, Loss, draw_batches
+from baar_jax.learn.checkpoint import Checkpoints, check_metrics
+from baar_jax.learn.pretrain import next_token_loss
+from baar_jax.learn.trainer import Trainer, sft_optimizer
 from baar_jax.mesh import exchange
-from baar_jax.paper import losses
-from baar_jax.paper import references as dataset
-from baar_jax.paper.sft import fit_stored
-from baar_jax.report.texts import label_policy
-from baar_jax.rivals.families import FAMILIES, Loader, list_trained
+from baar_jax.open import (
+  HEADS,
+  Loader,
+  RouterFiles,
+  load_hard_episodes,
+  load_initial,
+  load_profiles,
+  load_references,
+  load_router,
+  load_value_episodes,
+  open_learner,
+  save_heads,
+)
+from baar_jax.paper.losses import sft_batch_loss
+from baar_jax.paper.references import (
+  Trials,
+  mean_large_usd,
+  profile_tasks,
+)
+from baar_jax.paper.sft import Best, mix_batches, sft
+from baar_jax.rivals.families import FAMILIES, OnPolicy, list_trained
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
-from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
-from baar_jax.router.weights import check_pretrained, save_qwen2
+from baar_jax.rollout.jobs import BOPO, CONDITIONED, SFT
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.router.weights import (
+  build_model,
+  save_qwen2,
+)
 from baar_jax.run import Run
-
-
-def setup(run: Run) -> None:
-  """Install the environment's engine, and check the router's pretrained weights.
-
-  Synthetic tasks are generated if they are missing. Files that exist already are kept.
-
-  Raises:
-    ValueError: the weights, the engine or the tasks are missing or cannot be used.
-  """
-
-  def say(line: str) -> None:
-    """Print a line with the name of this stage."""
-    run.print(f"setup: {line}")
-
-  router = run.config.router
-  if router.weights:
-    check_pretrained(router)
-  env = run.config.env
-  engine = table.load(env.kind).engine
-  if engine is None:
-    say(f"{env.kind} needs no engine")
-  else:
-    sizes = [getattr(env, f"{split}_tasks") for split in SPLITS]
-    engine.set_up(env.options.get("data", ""), sizes, say)
-    # This call raises an error if the tasks cannot be used.
-    run.tasks("train")
-
 
 # Number of gradient steps at the start of pretraining in which the learning rate rises.
 WARMUP = 10
+SAVE_EVERY = 50  # The number of updates on stored episodes between two checkpoints.
+SAVE_EVERY_ROLLOUTS = 5  # The number of updates on rollouts between two checkpoints.
 
 
-def profile(run: Run) -> None:
-  """Measure every task's difficulty and costs, and make the tokenizer.
+class Lesson(NamedTuple):
+  """Describe a training on stored episodes.
 
-  Both boundary policies play every training and dev task. The tokenizer is that of the
-  pretrained weights. Without weights it is trained on the texts of these episodes.
+  Attributes:
+    family: the family of the router, which names its directory.
+    stage: the name of the training in the log.
+    settings: the settings of the training.
+    draw: returns a new iterator over batches of episodes, one batch for each update.
+    dev: the episodes of the loss on dev; if there are none, the loss of the last update
+      counts.
+    labels: the labels to learn.
+    loss: the loss of a batch.
   """
-  config = run.config
-  # Check the weights first, because playing the episodes can take hours.
-  if config.router.weights:
-    check_pretrained(config.router)
-  tasks = run.tasks("train") + run.tasks("dev")
-  play_all(run, jobs.list_profile(config, tasks), "profile ")
-  train = dataset.load_profiles(run.store, config, "train")
-  dev = dataset.load_profiles(run.store, config, "dev")
-  for task in tasks:
-    if task.id not in train and task.id not in dev:
-      run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
-  if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
-    models = len(config.models.names)
-    if config.router.weights:
-      adopt_tokenizer(Path(config.router.weights), run.tokenizer, models)
-    else:
-      texts = list_texts(tasks, train, models)
-      train_tokenizer(texts, config.router.vocab_size, run.tokenizer, models)
-  # This call waits until every process has reached this line, so that all of them have
-  # finished the stage.
-  exchange(None)
-  run.store.finish("profile")
-  for split, profiles in (("train", train.values()), ("dev", dev.values())):
-    mix = dict(collections.Counter(p.difficulty for p in profiles))
-    inverted = sum(p.cost_small > p.cost_large for p in profiles)
-    counts = f"{len(profiles)} tasks, {mix}, SMALL costlier than LARGE on {inverted}"
-    run.print(f"profile of {split}: {counts}")
 
-
-def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
-  """Play those episodes of a stage that are not stored yet.
-
-  Args:
-    planned: the policies of the stage, each with the episodes that it needs.
-    title: the text before the policy's label in each progress bar.
-  """
-  loader = Loader(run.training(), run.live_episodes)
-  for spec, declared in planned:
-    if declared:
-      label = label_policy(spec, FAMILIES)
-      run.play(title + label, spec, declared, loader.build)
-
-
-def list_texts(
-  tasks: list[Task], profiles: dict[str, dataset.Profile], models: int
-) -> Iterator[str]:
-  """Yield the texts that a tokenizer is trained on: those of the profile's episodes.
-
-  Args:
-    tasks: the tasks, in order; those without a profile are skipped.
-    profiles: the profiles by task id, with the episodes of both boundary policies.
-    models: the number of models that the router chooses from.
-  """
-  for task in tasks:
-    if task.id in profiles:
-      trials = profiles[task.id]
-      for episode in (*trials.small, *trials.large):
-        yield from text_pieces(task, episode, models)
-
-
-def references(run: Run) -> None:
-  """Collect the reference trajectory of every training and dev task.
-
-  BoSFT imitates these trajectories, and BoPO compares its episodes with them (paper:
-  tau*).
-  """
-  run.require("profile")
-  config = run.config
-  profiles = dataset.load_profiles(run.store, config, "train", "dev")
-  learning = run.tasks("train") + run.tasks("dev")
-  tasks = dataset.split_by_profile(learning, profiles)
-  play_all(run, jobs.list_references(config, tasks))
-  trajectories = dataset.load_references(run.store, config, profiles)
-  run.store.finish("references")
-  chosen = [trajectories[task.id] for task in tasks.hard]
-  fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)
-  large = sum(episode.large_calls for episode in chosen)
-  steps = sum(len(episode.steps) for episode in chosen)
-  counts = (
-    f"{len(chosen)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
-  )
-  trials = f"{fallback} without a successful sample take a trial of always-LARGE"
-  run.print(f"references: {counts}; {trials}")
+  family: str
+  stage: str
+  settings: SFTConfig
+  draw: Callable[[], Iterator[list[Episode]]]
+  dev: list[Episode]
+  labels: Labels = ACTED
+  loss: Loss = sft_batch_loss
 
 
 def pretrain(run: Run) -> None:
@@ -157,48 +88,311 @@ def pretrain(run: Run) -> None:
   if config.epochs == 0:
     return
   run.require("references")
-  episodes = dataset.load_pretraining_episodes(run.store, run.config)
+  episodes = load_hard_episodes(run.store, run.config)
   updates = max(1, config.epochs * len(episodes) // config.batch_episodes)
   settings = SFTConfig(
     updates,
-    learning_rates=(config.learning_rate,),
+    learning_rate=config.learning_rate,
     warmup_share=min(1.0, WARMUP / updates),
     weight_decay=1e-4,
   )
-  for training in run.trainings():
+  for files in run.all_files():
     draw = functools.partial(
-      dataset.draw_batches,
+      draw_batches,
       episodes,
       config.batch_episodes,
-      training.config.seed,
+      files.config.seed,
       newest_first=True,
     )
-    fit_stored(training, "pretrain", losses.PRETRAINING, settings, draw)
+    lesson = Lesson(
+      "pretrain", "pretrain", settings, draw, [], OUTCOMES, next_token_loss
+    )
+    train_stored(run, files, lesson)
 
 
-def train_families(stage: str) -> Callable[[Run], None]:
-  """Make the function that runs the training stage of this name.
+def value(run: Run) -> None:
+  """Fit the value heads of the budget-conditioned router with each training seed.
+
+  Raises:
+    ValueError: a loss is not finite.
+  """
+  config = run.config.value
+  if config.updates == 0:
+    return
+  run.require("references")
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  models = len(run.config.models.names)
+  for files in run.all_files():
+    # All processes must agree: either all of them fit the heads, or none does.
+    if all(exchange((files.checkpoints("value") / HEADS).exists())):
+      continue
+    episodes = load_value_episodes(run.store, run.config)
+    unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+    seed = files.config.seed
+    start = fit.prepare(config, tasks, episodes, unit_usd, models, seed)
+    heads = start.heads
+    with run.progress("value", config.updates, 0, "update") as bar:
+      for done, fitted, loss in fit.fit_heads(heads, start.data, config, seed):
+        run.log(**files.marks, stage="value", update=done, loss=loss)
+        check_metrics("value", done, {"loss": loss})
+        bar.update(done - bar.n)
+        heads = fitted
+    if run.is_main:
+      save_heads(files, heads, start.vocabulary)
+    exchange(None)  # Wait until the main process has written the file.
+
+
+def bosft(run: Run) -> None:
+  """Train the SFT router on the reference trajectories, with each training seed."""
+  run.require("references")
+  for files in run.all_files():
+    imitate_references(run, files)
+
+
+def imitate_references(run: Run, files: RouterFiles) -> None:
+  """Train the SFT router on the reference trajectories (paper: BoSFT).
+
+  The loss on dev is measured on one batch of references of dev tasks, with the same
+  share of hard tasks as in training.
+
+  Raises:
+    ValueError: references are missing, or a metric is not finite.
+  """
+  settings = files.config.sft
+  seed = files.config.seed
+  train = _load_reference_pools(run, files.config, "train")
+  dev = _load_reference_pools(run, files.config, "dev")
+  draw = functools.partial(mix_batches, *train, settings.batch_episodes, seed=seed)
+  # The dev batch has at least as many episodes as there are dev tasks.
+  dev_episodes = max(settings.batch_episodes, sum(map(len, dev)))
+  dev_batch = next(mix_batches(*dev, dev_episodes, seed=seed))
+  lesson = Lesson(files.sft_family, SFT, settings, draw, dev_batch)
+  train_stored(run, files, lesson)
+
+
+def _load_reference_pools(
+  run: Run, config: Config, split: str
+) -> tuple[list[Episode], list[Episode]]:
+  """Load the references of a split: those of hard tasks, and those of other tasks."""
+  profiles = load_profiles(run.store, config, split)
+  hard = []
+  rest = []
+  for id_, episode in load_references(run.store, config, profiles).items():
+    pool = hard if profiles[id_].hard else rest
+    pool.append(episode)
+  return hard, rest
+
+
+def bopo(run: Run) -> None:
+  """Train BoPO's router with each cost weight and each training seed."""
+  run.require("references")
+  for files in run.all_files():
+    for lam in run.config.bopo.lam:
+      train_rollouts(run, files, PolicySpec(BOPO, lam=lam))
+
+
+def baselines(run: Run) -> None:
+  """Train the rivals and ablations that the configuration names."""
+  specs = [s for s in list_trained(run.config) if s.family not in (CONDITIONED, SFT)]
+  specs = [spec for spec in specs if spec.family != BOPO]
+  if specs:
+    run.require("references")
+  for files, spec in itertools.product(run.all_files(), specs):
+    learns = FAMILIES[spec.family].learns
+    if isinstance(learns, OnPolicy):
+      train_rollouts(run, files, spec)
+    else:
+      train_rival(run, files, spec.family)
+
+
+def train_rival(run: Run, files: RouterFiles, name: str) -> None:
+  """Train the router of a rival on stored episodes.
+
+  The settings are those of SFT, except that the number of updates is
+  `baselines.updates`. The loss on dev is measured on the episodes of dev tasks.
 
   Args:
-    stage: "value", "sft", "bopo" or "baselines".
+    name: the family of the rival.
+  """
+  config = files.config
+  learns = FAMILIES[name].learns
+  tasks = run.store.tasks("train") + run.store.tasks("dev")
+  loader = Loader(files, run.source.live_episodes)
+  intermediate = []
+  for planned in learns.list_jobs(config, tasks):
+    title = f"{FAMILIES[name].label}, trials of model {planned.spec.rank}"
+    intermediate.append(run.source.episodes(title, planned, loader.build))
+  trials = Trials(
+    load_profiles(run.store, config, "train", "dev"),
+    run.store.episodes(jobs.stratified_spec(config).key),
+    intermediate,
+    len(config.models.names),
+  )
+  labels, episodes = learns.learn(trials)
+  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  dev_ids = {task.id for task in run.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
+  seed = f"{config.seed}|{name}"
+  draw = functools.partial(draw_batches, train, settings.batch_episodes, seed)
+  train_stored(run, files, Lesson(name, name, settings, draw, dev, labels))
 
-  Returns:
-    A function of a run. It trains the families of rivals/families.py that belong to the
-      stage and that the configuration asks for.
+
+@dataclasses.dataclass
+class StoredProgress:
+  """Record the progress of a training on stored episodes, for its checkpoints.
+
+  Attributes:
+    dev_loss: the least loss on dev so far.
+    best_update: the number of the update with the least loss on dev.
+    updates: the number of updates so far.
+    finished: whether the training has ended.
   """
 
-  def train(run: Run) -> None:
-    """Train the families of the stage, once with each training seed."""
-    specs = list_trained(run.config)
-    names = dict.fromkeys(spec.family for spec in specs)
-    families = [FAMILIES[name] for name in names if FAMILIES[name].stage == stage]
-    if families:
-      run.require("references")
-    for training in run.trainings():
-      for family in families:
-        family.train(training)
+  dev_loss: float = math.inf
+  best_update: int = 0
+  updates: int = 0
+  finished: bool = False
 
-  return train
+
+def train_stored(run: Run, files: RouterFiles, lesson: Lesson) -> None:
+  """Train a router on stored episodes, from the last checkpoint if there is one.
+
+  The last checkpoint has the parameters with the least loss on dev.
+
+  Raises:
+    ValueError: a metric is not finite. Then no checkpoint is saved.
+  """
+  directory = files.checkpoints(lesson.family)
+  with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
+    progress = StoredProgress(**checkpoints.progress)
+    if progress.finished:
+      return
+    settings = lesson.settings
+    trainer, batcher = _open_trainer(run, files, lesson)
+    best = Best(trainer.copy_params(), progress.dev_loss, progress.best_update)
+    done = checkpoints.last_update
+    if done:
+      state = checkpoints.restore(trainer.state | {"best": best.params})
+      trainer.load(state)
+      best.params = state["best"]
+    updates = itertools.islice(enumerate(lesson.draw(), 1), done, settings.updates)
+    dev_batches = batcher.micro_batches(lesson.dev)
+    name = jobs.label_family(lesson.stage)
+    with run.progress(name, settings.updates, done, "update") as bar:
+      for update, metrics in sft(
+        trainer, batcher, updates, dev_batches, settings, best
+      ):
+        check_metrics(lesson.stage, update, metrics, checkpoints.newest)
+        marks = {"stage": lesson.stage, "update": update, "updates": settings.updates}
+        run.log(**files.marks, **marks, learning_rate=settings.learning_rate, **metrics)
+        bar.update()
+        progress = StoredProgress(best.dev_loss, best.update, update)
+        if update - checkpoints.last_update >= SAVE_EVERY:
+          state = trainer.state | {"best": best.params}
+          checkpoints.save(update, state, **vars(progress))
+    progress.finished = True
+    checkpoints.save(progress.updates, {"params": best.params}, **vars(progress))
+  if lesson.dev:
+    run.print(
+      f"{jobs.label_family(lesson.family)}, training seed {files.training_seed}: "
+      f"least dev loss {best.dev_loss:g} at update {best.update} of {progress.updates}"
+    )
+
+
+def _open_trainer(
+  run: Run, files: RouterFiles, lesson: Lesson
+) -> tuple[Trainer, Batcher]:
+  """Make a trainer with a copy of the router that the training starts from."""
+  config = files.config
+  view = files.open_view(lesson.labels.proposals)
+  tasks = run.store.tasks("train") + run.store.tasks("dev")
+  batcher = Batcher(config, view, tasks, lesson.labels)
+  # Pretraining starts from random weights, and predicts any token.
+  if lesson.labels.outcomes:
+    model = build_model(config.router, config.seed)
+    ids = None
+  else:
+    model = load_initial(files, view)
+    ids = view.logit_ids
+  optimizer = sft_optimizer(lesson.settings)
+  trainer = Trainer(model, lesson.loss, optimizer, ids, files.mesh, config.router.dtype)
+  return trainer, batcher
+
+
+@dataclasses.dataclass
+class RolloutProgress:
+  """Record the progress of a training on rollouts, for its checkpoints and the log.
+
+  Attributes:
+    episodes: the number of episodes rolled out so far.
+    gradient_steps: the number of gradient steps so far.
+    finished: whether the training has ended.
+  """
+
+  episodes: int = 0
+  gradient_steps: int = 0
+  finished: bool = False
+
+
+def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
+  """Train a router on its own episodes, from the last checkpoint if there is one.
+
+  The training ends when it has taken as many gradient steps as BoPO, at the latest
+  after `OnPolicy.batches` times BoPO's updates.
+
+  Args:
+    files: the routers of the training seed.
+    spec: a policy of the family and the cost weight to train.
+
+  Raises:
+    ValueError: a metric is not finite, or an update has no group.
+  """
+  family = spec.family
+  learns = FAMILIES[family].learns
+  ablation = family if family in ABLATIONS else ""
+  config = learns.configure(files.config)
+  files = dataclasses.replace(files, config=config, ablation=ablation)
+  stage = BOPO if ablation else family
+  if files.sft_family != SFT:
+    imitate_references(run, files)
+  directory = files.checkpoints(family, spec.lam)
+  last = config.bopo.updates * learns.batches
+  with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
+    progress = RolloutProgress(**checkpoints.progress)
+    if progress.finished:
+      return
+    profiles = load_profiles(run.store, config, "train")
+    references = load_references(run.store, config, profiles)
+    tasks = [task for task in run.store.tasks("train") if task.id in references]
+    learner = open_learner(files, learns, tasks, run.source.live_episodes)
+    done = checkpoints.last_update
+    if done:
+      learner.trainer.load(checkpoints.restore(learner.trainer.state))
+    enough_steps = learner.count_all_steps(len(tasks))
+    rollouts = jobs.list_updates(config, spec, tasks, files.training_seed)
+    rollouts = itertools.islice(rollouts, done, last)
+    for update in learns.update(run.source, profiles, references, learner, rollouts):
+      progress.episodes += update.episodes
+      progress.gradient_steps += update.gradient_steps
+      check_metrics(stage, update.number, update.metrics, checkpoints.newest)
+      steps = progress.gradient_steps
+      progress.finished = update.number == last or steps >= enough_steps
+      run.log(
+        **files.marks,
+        stage=stage,
+        lam=spec.lam,
+        update=update.number,
+        **vars(progress),
+        **update.metrics,
+      )
+      # While episodes wait, no checkpoint is saved. So a restarted training reads these
+      # episodes from the store again.
+      due = update.number - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS
+      if progress.finished or (due and not update.waiting):
+        checkpoints.save(update.number, learner.trainer.state, **vars(progress))
+      if progress.finished:
+        return
 
 
 def export(run: Run) -> None:
@@ -207,14 +401,14 @@ def export(run: Run) -> None:
   The directories are <run>/export/sft and, for each `lam`, <run>/export/bopo-lam<lam>.
   A directory that exists is kept.
   """
-  training = run.training()
+  files = run.files()
   routers = [(SFT, None)]
   routers += [(BOPO, lam) for lam in run.config.bopo.lam]
   for family, lam in routers:
     name = family if lam is None else f"{family}-lam{lam:g}"
     directory = run.dir / "export" / name
     if not directory.exists():
-      model = load_router(training, family, lam)
+      model = load_router(files, family, lam)
       tokenizer = run.tokenizer / "tokenizer.json"
       save_qwen2(model, directory, tokenizer, run.config.router.dtype)
     run.print(f"export: {directory}")

@@ -1,0 +1,150 @@
+"""Train a router by vanilla RL, the rival without boundaries (DAPO, Yu et al. 2025).
+
+The paper's vanilla RL has no profile, no references and no anchor. Here it starts from
+the SFT router and takes as many gradient steps as BoPO.
+
+Axes: B episodes, S decisions of an episode, A models, G episodes of a group.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from baar_jax.config import BoPOConfig, Config
+from baar_jax.episode import Episode
+from baar_jax.learn.batches import Batch, Term, sum_masked
+from baar_jax.paper.bopo import (
+  Learner,
+  RatedEpisode,
+  Update,
+  roll_out,
+  summarize_rollouts,
+  update_policy,
+)
+from baar_jax.paper.losses import action_logp, clip_gain
+from baar_jax.paper.references import Profile, mean_large_usd
+from baar_jax.rollout.jobs import Planned, Source
+
+# DAPO clips the probability ratio to [1 - 0.2, 1 + 0.28].
+CLIP = 0.2, 0.28
+EPS = 1e-6  # Added to a group's standard deviation of rewards before a division.
+
+
+def configure(config: Config) -> Config:
+  """Return the settings of vanilla RL: BoPO's, with an optimizer of its own."""
+  settings = config.bopo
+  bopo = dataclasses.replace(
+    settings,
+    learning_rate=settings.vanilla_learning_rate,
+    adam_eps=settings.vanilla_adam_eps,
+  )
+  return dataclasses.replace(config, bopo=bopo)
+
+
+def vanilla(
+  source: Source,
+  profiles: Mapping[str, Profile],
+  references: Mapping[str, Episode],
+  learner: Learner,
+  rollouts: Iterable[Planned],
+) -> Iterator[Update]:
+  """Update a router on full batches of groups that DAPO keeps.
+
+  Groups are kept in a queue. An update takes gradient steps on the oldest kept episodes
+  if they are as many as a rollout batch; the others wait for the next update.
+
+  Args:
+    source: gives the episodes of rollouts.
+    profiles: the profiles of all training tasks, by task id.
+    references: not used by this method.
+    learner: the router that learns.
+    rollouts: the rollouts of each update.
+
+  Yields:
+    Each update when it has ended.
+
+  Raises:
+    ValueError: an update has no group.
+  """
+  unit_usd = mean_large_usd(profiles.values())
+  kept: list[RatedEpisode] = []
+  for planned in rollouts:
+    groups = roll_out(source, learner, planned)
+    rated, metrics = rate(groups, unit_usd, planned.spec.lam)
+    kept += rated
+    size = len(planned.jobs)
+    steps = 0
+    if len(kept) >= size:
+      metrics |= update_policy(learner, kept[:size], planned.spec.update)
+      steps = learner.count_steps(size)
+      kept = kept[size:]
+    rolled_out = sum(map(len, groups))
+    yield Update(planned.spec.update, rolled_out, steps, metrics, len(kept))
+
+
+def rate(
+  groups: Sequence[list[Episode]], unit_usd: float, lam: float
+) -> tuple[list[RatedEpisode], dict[str, float]]:
+  """Compute the group-relative advantages of the groups that are kept.
+
+      R = 1[success] - lam * C        (paper: vanilla RL)
+      A = (R - mean_G R) / (std_G R + 1e-6)
+
+  C is the episode's dollars divided by `unit_usd`, so that lam has a similar meaning in
+  every environment (our choice). Groups without both a success and a failure are
+  dropped (dynamic sampling).
+
+  Args:
+    groups: each has the sampled episodes of one task.
+    unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
+    lam: the cost weight.
+
+  Returns:
+    The episodes of the kept groups with their advantages, and metrics: those of
+    `summarize_rollouts` over all groups, and `kept_share`, the share of kept groups.
+  """
+  rated = []
+  reward_B = []
+  kept_groups = 0
+  for group in groups:
+    reward_G = np.array([e.success - lam * e.cost_usd / unit_usd for e in group])
+    reward_B.extend(reward_G)
+    if len({e.success for e in group}) == 2:
+      adv_G = (reward_G - reward_G.mean()) / (reward_G.std() + EPS)
+      rated += map(RatedEpisode, group, adv_G)
+      kept_groups += 1
+  metrics = summarize_rollouts(groups, reward_B)
+  return rated, metrics | {"kept_share": kept_groups / len(groups)}
+
+
+def dapo_loss(
+  config: BoPOConfig, logits_BxSxA: jax.Array, batch: Batch
+) -> dict[str, Term]:
+  """Compute the decision-level clipped policy loss (DAPO, Yu et al. 2025).
+
+      loss = -sum min(ratio * A, clip(ratio, 1 - 0.2, 1 + 0.28) * A) / B
+
+  The sum is over the real decisions of all B episodes. A ratio is the current
+  probability of the chosen model, divided by its probability when it was sampled. All
+  decisions have equal weight, whatever the length of their episode. DAPO divides the
+  sum by the number of decisions. We divide by the number of episodes (our choice). So
+  the gradient has the size of BoPO's at trajectory level, and both can use the same
+  learning rate and Adam eps.
+
+  Args:
+    config: not used, for the clip is DAPO's own.
+    logits_BxSxA: float32, of the router that learns.
+    batch: a batch with `logp_BxS` and `adv_B`.
+
+  Returns:
+    The term "loss".
+  """
+  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
+  ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
+  gain_BxS = clip_gain(ratio_BxS, batch.adv_B[:, None], CLIP)
+  values = sum_masked(-gain_BxS, batch.mask_BxS)
+  weight = values.count / len(gain_BxS)  # mean number of decisions per episode
+  return {"loss": Term(values, batch.episode_share, weight)}
