@@ -11,18 +11,13 @@ import tiny
 from errors_config import command
 from test_checkpoint import restore, save, state
 
-from baar_jax.conditioned import fit as values
-from baar_jax.config import Config
-from baar_jax.episode import Task
-from baar_jax.learn.checkpoint import (
-  Checkpoints,
-  RouterFiles,
-  check_metrics,
-  load_router,
-)
-from baar_jax.paper import bopo as rollouts
-from baar_jax.paper import losses, rewards
-from baar_jax.paper import references as dataset
+from baar_jax import open
+from baar_jax.config import BoPOConfig, Config
+from baar_jax.learn.batches import draw_batches
+from baar_jax.learn.checkpoint import Checkpoints, check_metrics
+from baar_jax.open import RouterFiles, load_router
+from baar_jax.paper import bopo, losses, references, rewards
+from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store
 
@@ -55,23 +50,24 @@ def load_heads(tmp: Path, *arrays: np.ndarray) -> None:
   path.parent.mkdir(parents=True)
   if arrays:
     np.savez(path, *arrays)
-  values.load_heads(RouterFiles(tmp, Config(), mesh=None))
+  open.load_heads(RouterFiles(tmp, Config(), mesh=None))
 
 
 def load_references(tmp: Path) -> None:
   """A hard task has a profile, and no stratified samples."""
-  profile = dataset.make_profile(
-    [tiny.episode(score=0.0)], [tiny.episode(score=1.0)], easy_rate=0.8
+  profile = references.make_profile(
+    [tiny.episode(score=0.0)], [tiny.episode(score=1.0)]
   )
   config = Config(runs=str(tmp))
-  dataset.load_references(Store(tmp / "episodes.sqlite"), config, {"t": profile})
+  open.load_references(Store(tmp / "episodes.sqlite"), config, {"t": profile})
 
 
 def roll_out(tmp: Path) -> None:
   """All rollouts end in errors, so that no episode is stored."""
-  training = SimpleNamespace(config=Config(), collect=lambda *_: [])
+  source = SimpleNamespace(episodes=lambda *_: [])
+  learner = SimpleNamespace(config=BoPOConfig(), act=None)
   spec = PolicySpec("bopo", lam=0.1, update=1, rollout=True)
-  rollouts.roll_out(training, None, spec, [Task("t", "train", "do it", 9)])
+  bopo.roll_out(source, learner, Planned(spec, []))
 
 
 CASES = [
@@ -88,10 +84,10 @@ CASES = [
   ),
   (
     "there are no stored episodes to learn from: run --stage=references first",
-    lambda tmp: next(dataset.draw_batches([], 4, seed=0)),
+    lambda tmp: next(draw_batches([], 4, seed=0)),
   ),
   (
-    "BoPO with λ 0.1, training seed 0, update 1: no profiled training task has 2 episodes yet: "
+    "BoPO with λ 0.1, training seed 0, update 1: no task has 2 episodes: "
     "correct the errors above, and run the same command again",
     roll_out,
   ),

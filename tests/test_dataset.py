@@ -6,11 +6,14 @@ import itertools
 import pytest
 from tiny import episode
 
-from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
+from baar_jax import open
+from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.paper import references as dataset
-from baar_jax.paper.sft import find_winners
-from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.learn.batches import draw_batches
+from baar_jax.paper import references
+from baar_jax.paper.sft import mix_batches
+from baar_jax.rivals.single_turn import find_winners
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, draw_task_batches
 from baar_jax.store import Store
 
 
@@ -69,18 +72,15 @@ def test_profiles_are_of_training_tasks_in_their_order(store):
   for name, (small, large, _) in TASKS.items():
     others += trials(name, "always-small", small) + trials(name, "always-large", large)
   fill(store, names, others)
-  profiles = dataset.load_profiles(store, Config(), "train")
+  profiles = open.load_profiles(store, Config(), "train")
   assert list(profiles) == [name for name in names if TASKS[name][2]]
   for name, profile in profiles.items():
     figures = profile.difficulty, profile.cost_small, profile.cost_large
     assert figures == pytest.approx(TASKS[name][2])
   assert [e.seed for e in profiles["inverted"].small] == [0, 1, 2, 3, 4]
   # Pretraining has no sixth trials either, and no test tasks.
-  stored = dataset.load_pretraining_episodes(store, Config())
+  stored = open.load_hard_episodes(store, Config())
   assert max(e.seed for e in stored) == 4 and {e.task_id for e in stored} == {*names}
-  config = Config(profile=ProfileConfig(easy_rate=0.75))
-  loose = dataset.load_profiles(store, config, "train")
-  assert loose["few"].difficulty == "easy"
 
 
 # Outcomes of trials of SMALL and of LARGE per task, and its difficulty from the first two (the
@@ -98,8 +98,9 @@ def test_robustness_compares_labels_and_sets_of_hard_tasks(store):
   for task_id, outcomes in OUTCOMES.items():
     for name, marks in zip(BOUNDARY_KEYS, outcomes):
       fill(store, OUTCOMES, trials(task_id, name, [(int(mark), 1.0) for mark in marks]))
-  config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
-  assert [list(row.values()) for row in dataset.measure_robustness(store, config)] == [
+  profiles = open.load_profiles(store, Config(), "train", trials=9)
+  rows = references.measure_robustness(profiles, 2, (1, 4, 9))
+  assert [list(row.values()) for row in rows] == [
     # Four of five agree; hard are {helped, short} and {early, helped, short}.
     [1, 5, pytest.approx(4 / 5), 2, 3, pytest.approx(2 / 3)],
     # Without "short": three of four agree; hard are {late, early, helped} and {early, helped}.
@@ -118,7 +119,7 @@ def test_the_cheapest_episode_by_dollars_calls_steps_and_order():
   episodes = [trial(*each) for each in zip(range(6), [1] * 6, costs, models)]
   for best in range(6):
     left = [episodes[i] for i in (0, 4, 3, 1, 2, 5) if i >= best]
-    assert dataset.find_cheapest(left) is episodes[best]
+    assert references.find_cheapest(left) is episodes[best]
 
 
 def test_the_reference_of_each_difficulty(store):
@@ -137,11 +138,11 @@ def test_the_reference_of_each_difficulty(store):
   fill(store, "hei", episodes)
   config = Config()
   rest = {"e": ("always-small", 3), "i": ("always-small", 1)}
-  profiles = dataset.load_profiles(store, config, "train")
+  profiles = open.load_profiles(store, config, "train")
 
   def keys():
-    references = dataset.load_references(store, config, profiles)
-    return {task: (e.policy, e.seed) for task, e in references.items()}
+    chosen = open.load_references(store, config, profiles)
+    return {task: (e.policy, e.seed) for task, e in chosen.items()}
 
   assert keys() == {"h": ("stratified(samples=20)", 1010)} | rest
   config.references.clone_large = True  # which uses no stratified samples
@@ -162,32 +163,30 @@ def test_the_stored_episodes_of_thresholds_and_value_heads(store):
 
   # The quarters of 20 samples are k = 5, 10 and 15; sample 10 is missing.
   learnt = [e for e in trials if e.seed == 0] + stratified[1:]
-  assert keys(dataset.load_threshold_episodes(store, config)) == keys(learnt)
+  assert keys(open.load_threshold_episodes(store, config)) == keys(learnt)
   learnt = trials + stratified
-  assert keys(dataset.load_pretraining_episodes(store, config)) == keys(learnt)
-  assert keys(dataset.load_value_episodes(store, config)) == keys(learnt + explored)
+  assert keys(open.load_hard_episodes(store, config)) == keys(learnt)
+  assert keys(open.load_value_episodes(store, config)) == keys(learnt + explored)
 
 
 def first(count, batches):
   return list(itertools.islice(batches, count))
 
 
-@pytest.mark.parametrize(
-  "size, share, hards", [(64, 0.7, 45), (10, 1.0, 10), (10, 0.0, 0)]
-)
-def test_batches_have_the_share_of_hard_tasks(size, share, hards):
+@pytest.mark.parametrize("size, hards", [(64, 45), (10, 7)])
+def test_batches_have_the_share_of_hard_tasks(size, hards):
   """One in eleven stored references is of a hard task."""
-  batches = dataset.mix_batches([*range(10)], [*range(100, 200)], size, share, 0)
+  batches = mix_batches([*range(10)], [*range(100, 200)], size, 0)
   for batch in first(5, batches):
     assert len(batch) == size and sum(number < 100 for number in batch) == hards
   # If one pool is empty, the other fills the batch.
   for pools in ([], [1, 2]), ([1, 2], []):
-    assert sorted(next(dataset.mix_batches(*pools, 4, share, 0))) == [1, 1, 2, 2]
+    assert sorted(next(mix_batches(*pools, 4, 0))) == [1, 1, 2, 2]
 
 
 def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
   pool = [*range(6)]
-  draw = lambda seed: sum(first(9, dataset.draw_batches(pool, 2, seed)), [])  # noqa: E731
+  draw = lambda seed: sum(first(9, draw_batches(pool, 2, seed)), [])  # noqa: E731
   assert draw(0) == draw(0) != draw(7)
   passes = [draw(0)[start : start + 6] for start in (0, 6, 12)]
   assert all(sorted(one_pass) == pool for one_pass in passes) and passes[0] != passes[1]
@@ -196,7 +195,7 @@ def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
 @pytest.mark.parametrize("count, size", [(6, 2), (7, 3), (3, 8)])
 def test_all_tasks_are_drawn_before_one_repeats(count, size):
   tasks = [Task(f"t{i}", "train", "do it", 9) for i in range(count)]
-  draw = lambda seed: first(20, dataset.draw_task_batches(tasks, size, seed))  # noqa: E731
+  draw = lambda seed: first(20, draw_task_batches(tasks, size, seed))  # noqa: E731
   assert draw(0) == draw(0) != draw(1)
   seen = collections.Counter()
   for batch in draw(0):

@@ -14,8 +14,8 @@ from flax import nnx
 from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
-from baar_jax.learn.checkpoint import RouterFiles, load_router
 from baar_jax.mesh import one_device
+from baar_jax.open import RouterFiles, load_router
 from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"

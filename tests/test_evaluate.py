@@ -11,19 +11,16 @@ from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.learn.checkpoint import load_router
-from baar_jax.rivals.families import FAMILIES, Loader, list_specs
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, rollout_spec
+from baar_jax.open import Loader, load_router
+from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
 from baar_jax.rollout.specs import FIRST_SEED, Job
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
-from baar_jax.stages import evaluate, train
+from baar_jax.stages import collect, evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import KEY
-
-TRAIN_BOPO = train.train_families("bopo")
-TRAIN_BASELINES = train.train_families("baselines")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def run(tmp_path_factory):
   )
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   run = Run(config)
-  for stage in (TRAIN_BASELINES, evaluate.main):
+  for stage in (train.baselines, evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):
       stage(run)
   # What is missing is reported before anything is run.
@@ -49,12 +46,12 @@ def run(tmp_path_factory):
   run.added = {}
   before = set()
   for stage in (
-    train.profile,
-    train.references,
-    train.train_families("sft"),
-    TRAIN_BOPO,
-    TRAIN_BASELINES,
-    train.train_families("value"),
+    collect.profile,
+    collect.references,
+    train.bosft,
+    train.bopo,
+    train.baselines,
+    train.value,
     evaluate.main,
   ):
     stage(run)
@@ -66,7 +63,7 @@ def run(tmp_path_factory):
 
 
 def test_no_purpose_shares_a_seed_with_another_one(run):
-  stages = train.profile, train.references, TRAIN_BOPO, evaluate.main
+  stages = collect.profile, collect.references, train.bopo, evaluate.main
   purposes = [run.added[stage] for stage in stages]
   assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
   added = run.added[evaluate.main]
@@ -93,7 +90,7 @@ def test_every_policy_plays_every_dev_task_within_its_cap(run):
   specs = list_specs(run.config)
   chosen = {spec.key for spec in choose_on_dev(run.store, specs, run.config).entries}
   assert {"always-small", "always-large"} < chosen < {spec.key for spec in specs}
-  loader = Loader(run.training(), run.live_episodes)
+  loader = Loader(run.files(), run.source.live_episodes)
   for spec in specs:
     K = spec.cap.calls
     stored = run.store.episodes(spec.key)
@@ -114,7 +111,9 @@ def test_every_policy_plays_every_dev_task_within_its_cap(run):
     if spec.family in ("first-large", "random") and K is not None:
       rule = loader.build(spec)
       rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-      played = run.collect("own", rule.spec, jobs, lambda spec, rule=rule: rule)
+      played = run.source.episodes(
+        "own", Planned(rule.spec, jobs), lambda spec, rule=rule: rule
+      )
       assert list(map(outcome, played)) == list(map(outcome, episodes))
 
 
@@ -138,7 +137,7 @@ def test_an_exported_router_can_be_loaded_as_weights(run):
   train.export(run)
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
-  trained = load_router(run.training(), "sft")
+  trained = load_router(run.files(), "sft")
   loaded = load_pretrained(View(config, directory))
   # The rows of the decisions' tokens are compared too.
   jax.tree.map(

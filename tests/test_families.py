@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import BaselinesConfig, SamplePlan
-from baar_jax.rivals.families import FAMILIES, list_specs
+from baar_jax.rivals.families import FAMILIES, find_uncapped, list_specs, zero_shot_spec
 from baar_jax.rollout import jobs
 from baar_jax.rollout.specs import Cap, PolicySpec
 

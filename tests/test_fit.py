@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import itertools
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
+from baar_jax import open
 from baar_jax.conditioned import fit as values
 from baar_jax.conditioned import heads as head
 from baar_jax.conditioned import policy as policies
@@ -21,7 +21,6 @@ from baar_jax.conditioned.fit import (
   Transitions,
   compute_target,
   fit_heads,
-  load_heads,
   make_transitions,
 )
 from baar_jax.conditioned.heads import (
@@ -32,20 +31,17 @@ from baar_jax.conditioned.heads import (
   draw_heads,
   estimate,
 )
-from baar_jax.config import Config, ValueConfig
+from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.llms.prices import Outlook
-from baar_jax.paper import references as dataset
-from baar_jax.rivals.families import Loader
+from baar_jax.open import Loader, load_heads
+from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.run import Run
-from baar_jax.stages import train
+from baar_jax.stages import collect
 
 TASK = Task("t", "train", "Do it.", 3)
-TRAINING = SimpleNamespace(
-  config=Config(), store=Mock(**{"tasks.return_value": [TASK]})
-)
 
 
 def step(model, usd, score=None):
@@ -59,7 +55,7 @@ def episode(score, *steps):
 def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
   """Transitions of a task of three steps, whose states have one given feature."""
   vocabulary = learn_vocabulary({"t": TASK}, episodes)
-  states = values.read_states(TRAINING, vocabulary, episodes)
+  states = values.read_states(vocabulary, {"t": TASK}, episodes)
   states = states._replace(features_NxD=np.array(feature_N, np.float32)[:, None])
   return make_transitions(states, episodes, unit_usd)
 
@@ -194,15 +190,15 @@ def run(tmp_path):
   config.router.tie_word_embeddings = False
   config.value = ValueConfig(updates=3, cost_weights=(0.5, 1.0), heads=2)
   with contextlib.closing(Run(config)) as run:
-    train.profile(run)
-    values.fit_values(run.training())
+    collect.profile(run)
+    train.value(run)
     yield run
 
 
 def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
   """A policy decides on the states and terms that the heads learn from. A cap-blind policy
   has the terms of no cap. Without a cost weight, the least one counts."""
-  training = run.training()
+  training = run.files()
   _, vocabulary = load_heads(training)
   loader = Loader(training, 1, run.pair, run.store)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
@@ -211,11 +207,11 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
     monkeypatch.setattr(policies, "estimate", estimate)
     spec = PolicySpec("conditioned", cost_weight=weight, cap=Cap(3))
     spec = dataclasses.replace(spec, cap_conditioned=is_conditioned)
-    played = run.collect("capped", spec, jobs, loader.build)
+    played = run.source.episodes("capped", Planned(spec, jobs), loader.build)
     stored = {episode.task_id: episode for episode in played}
     episodes = [stored[job.task.id] for job in jobs]
     assert len({len(e.steps) for e in episodes}) > 1
-    states = values.read_states(training, vocabulary, episodes)
+    states = values.read_states(vocabulary, tasks, episodes)
     decisions = iter(estimate.call_args_list)
     left_N = 3 - states.progress_NxP[:, 1]
     for n in np.flatnonzero(left_N):  # without a call left, there is no choice
@@ -235,12 +231,12 @@ DAMAGED = r"value_heads.npz is missing or damaged \(.+\): delete"
 
 def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   """A second fit does nothing. A damaged file is an error of one line."""
-  training = run.training()
+  training = run.files()
   path = training.checkpoints("value") / "value_heads.npz"
   stored = path.read_bytes()
   heads, vocabulary = load_heads(training)
   tasks = {task.id: task for task in run.store.tasks("train")}
-  episodes = dataset.load_value_episodes(run.store, run.config)
+  episodes = open.load_value_episodes(run.store, run.config)
   # Nothing of the vocabulary is lost in the file.
   learnt = learn_vocabulary(tasks, episodes)
   jax.tree.map(np.testing.assert_array_equal, vocabulary, learnt)
@@ -248,7 +244,7 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   assert heads.scale.mean_D.shape == (26 + 48 + 48,)
   assert heads.nets.value[0][0].shape == (2, 122 + head.TERMS, 64)
   assert heads.nets.advantage[2][0].shape == (2, 32, 2)
-  values.fit_values(training)
+  train.value(run)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
   first = arrays["arr_0"]
@@ -278,5 +274,5 @@ def test_heads_are_saved_once_and_damage_is_noticed(run, monkeypatch):
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
   problem = "^value stopped: update 2 has loss nan; last good"
   with pytest.raises(ValueError, match=problem):
-    values.fit_values(training)
+    train.value(run)
   assert not path.exists()

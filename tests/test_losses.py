@@ -11,9 +11,11 @@ import tiny
 
 from baar_jax.config import BoPOConfig
 from baar_jax.learn.batches import NO_TOKEN, Batch
+from baar_jax.learn.pretrain import next_token_loss
 from baar_jax.paper import losses
-from baar_jax.paper.losses import bopo_advantages, dapo_advantages
-from baar_jax.paper.rewards import Profile
+from baar_jax.paper.bopo import compute_advantages
+from baar_jax.paper.references import Profile, mean_large_usd
+from baar_jax.rivals import vanilla
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
@@ -69,7 +71,7 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   )
 
   def step(logits):
-    term = losses.dapo_loss(logits, batch)["loss"]
+    term = vanilla.dapo_loss(BoPOConfig(), logits, batch)["loss"]
     return term.weight * term.share * term.values.mean
 
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
@@ -85,7 +87,7 @@ def test_next_token_loss_averages_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
   token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
   batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
-  term = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
+  term = next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
   # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; the third has no tokens.
   # The batch has half of the decisions of the step.
   expected = 0.5 * (1.0397208 + 0.4700036) / 2
@@ -200,7 +202,9 @@ OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 )
 def test_bopo_advantages_of_two_groups_by_hand(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
-  rated, metrics = bopo_advantages(config, [GROUP, FAILED], PROFILES, REFERENCES, LAM)
+  rated, metrics = compute_advantages(
+    config, [GROUP, FAILED], PROFILES, REFERENCES, LAM
+  )
   kept, adv_B = zip(*rated)
   assert kept == (*GROUP, *FAILED)
   assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
@@ -226,7 +230,7 @@ def test_dapo_keeps_groups_with_successes_and_failures():
   # -.5 * 1/8 = -.0625 and -.5 * 9/8 = -.5625.
   group = [rollout("a", 0, 1.0, 4.0), rollout("a", 1, 0.9, 8.0)]
   bad = [rollout("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
-  rated, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
+  rated, metrics = vanilla.rate([group, bad], mean_large_usd(VANILLA.values()), LAM)
   kept, adv_B = zip(*rated)
   assert kept == (*group,)
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
@@ -235,6 +239,6 @@ def test_dapo_keeps_groups_with_successes_and_failures():
   assert metrics["success"] == 0.25
   assert metrics["kept_share"] == 0.5
   good = [rollout("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
-  rated, metrics = dapo_advantages([good], VANILLA, {}, LAM)
+  rated, metrics = vanilla.rate([good], 8.0, LAM)
   assert rated == []
   assert metrics["kept_share"] == 0.0

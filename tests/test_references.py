@@ -8,9 +8,9 @@ from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.open import RouterFiles
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
-from baar_jax.stages import train
+from baar_jax.stages import collect
 from baar_jax.store import Store
 
 
@@ -23,9 +23,9 @@ def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
     for name, letter, score in zip(BOUNDARY_KEYS, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
 
-  def play(title, spec, jobs, build):
-    policy = build(spec)
-    events.extend([title, *((job.task.id, job.seed) for job in jobs)])
+  def play(title, planned, build):
+    policy = build(planned.spec)
+    events.extend([title, *((job.task.id, job.seed) for job in planned.jobs)])
     policies.append(policy)
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
@@ -37,9 +37,10 @@ def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
   )
   config = Config(references=ReferencesConfig(samples=3, plans=plans))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
-  run.play, run.require, run.live_episodes = play, events.append, 1
-  run.training = lambda: RouterFiles(tmp_path, config, mesh=None)
-  train.references(run)
+  run.source = SimpleNamespace(episodes=play, live_episodes=1)
+  run.require = events.append
+  run.files = lambda: RouterFiles(tmp_path, config, mesh=None)
+  collect.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
   assert [policy.spec.key for policy in policies] == [
     "stratified(samples=3)",

@@ -10,6 +10,7 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
@@ -121,7 +122,7 @@ def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
 
 
 def collect(run, policy, jobs):
-  return run.collect("some", policy.spec, jobs, lambda spec: policy)
+  return run.source.episodes("some", Planned(policy.spec, jobs), lambda spec: policy)
 
 
 def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
@@ -134,13 +135,14 @@ def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
         raise EnvDied("the process was killed")
       return super().reset(task_id)
 
-  run._envs = [Dying(**tiny.SIZES)]
+  run.source._envs = [Dying(**tiny.SIZES)]
   jobs = [Job(task, "profile", 0) for task in (first, second, third)]
   assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
   message = capsys.readouterr().out.splitlines()
   assert message == [
     f"left out: {first.id} seed 0, some: the process was killed; run again to play it again"
   ]
-  run._envs, policy = [Sandbox(**tiny.SIZES)], Counting()
+  run.source._envs = [Sandbox(**tiny.SIZES)]
+  policy = Counting()
   assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]

@@ -19,10 +19,10 @@ from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
 from baar_jax.llms.scripted import Account, ScriptedPair
+from baar_jax.open import Loader
 from baar_jax.paper.rewards import difficulty
-from baar_jax.rivals.families import Loader
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.jobs import BOUNDARIES, BOUNDARY_KEYS
+from baar_jax.rollout.jobs import BOUNDARIES, BOUNDARY_KEYS, Planned
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
@@ -267,9 +267,11 @@ def test_the_boundaries_lie_near_the_paper_s(
   with contextlib.closing(Run(config)) as run:
     tasks = run.tasks("train") + run.tasks("test")
     jobs = [Job(task, "profile", seed) for task in tasks for seed in range(seeds)]
-    loader = Loader(run.training(), run.live_episodes)
+    loader = Loader(run.files(), run.source.live_episodes)
     for spec in BOUNDARIES:
-      assert len(run.collect("", spec, jobs, loader.build)) == len(jobs)
+      assert len(run.source.episodes("", Planned(spec, jobs), loader.build)) == len(
+        jobs
+      )
     trials = run.store.table().groupby(["policy", "task_id"])
   means = trials[["score", "success"]].mean().groupby("policy").mean()
   np.testing.assert_allclose(means.loc[[*BOUNDARY_KEYS]], ends, atol=tolerance, rtol=0)

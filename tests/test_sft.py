@@ -1,6 +1,7 @@
 """Check trainings: killed and resumed, with bad numbers, with dynamic sampling."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -13,23 +14,23 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.learn.checkpoint import load_router
+from baar_jax.config import Config
 from baar_jax.learn.trainer import Trainer
-from baar_jax.paper import bopo as rollouts
-from baar_jax.paper import sft as fit
-from baar_jax.paper.losses import RatedEpisode, bopo_method
-from baar_jax.rivals import families
+from baar_jax.open import load_router
+from baar_jax.paper.bopo import RatedEpisode
+from baar_jax.rivals import families, vanilla
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
-from baar_jax.stages import train
+from baar_jax.stages import collect, train
 from baar_jax.store import Store
 
 
 def sft(run):
-  train.train_families("sft")(run)
+  train.bosft(run)
 
 
 def bopo(run):
-  train.train_families("bopo")(run)
+  train.bopo(run)
 
 
 def small_config(runs):
@@ -44,8 +45,8 @@ def small_config(runs):
 def save_often():
   """Write a checkpoint after every second update."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fit, "SAVE_EVERY", 2)
-    patch.setattr(rollouts, "SAVE_EVERY_ROLLOUTS", 2)
+    patch.setattr(train, "SAVE_EVERY", 2)
+    patch.setattr(train, "SAVE_EVERY_ROLLOUTS", 2)
     yield
 
 
@@ -53,8 +54,8 @@ def save_often():
 def unbroken(tmp_path_factory, save_often):
   """A run whose trainings were not interrupted."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
-  train.profile(run)
-  for stage, state in ((train.references, "referenced"), (sft, "imitated")):
+  collect.profile(run)
+  for stage, state in ((collect.references, "referenced"), (sft, "imitated")):
     stage(run)
     shutil.copytree(run.dir, run.dir.parent / state)
   run.before_bopo = len(run.store.table())
@@ -80,7 +81,7 @@ def copied(unbroken, tmp_path):
 
 
 def leaves(run, family, lam=None, number=0):
-  model = load_router(run.training(number), family, lam)
+  model = load_router(run.files(number), family, lam)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
 
 
@@ -90,7 +91,7 @@ def assert_same(leaves, others):
 
 
 def cascade(run):
-  families.FAMILIES["cascade"].train(run.training())
+  train.train_rival(run, run.files(), "cascade")
 
 
 def logged(run, stage):
@@ -148,38 +149,28 @@ def test_a_killed_training_ends_with_the_same_parameters(
   assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
 
 
-def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch, capsys):
-  # A training ends after two checks without a new best. An equal loss is no new best.
-  losses = {
-    0.01: [0.9, 0.7, 0.8, 0.7],
-    0.02: [0.9, 0.6, 0.7, 0.5, 0.6],
-    0.03: [0.6, 0.7, 0.8],
-  }
+@pytest.mark.parametrize(
+  "losses, best", [([0.9, 0.7, 0.8, 0.7], 2), ([0.9, 0.6, 0.7, 0.5, 0.6], 4)]
+)
+def test_the_best_update_is_kept(copied, monkeypatch, capsys, losses, best):
+  """A training ends after two checks without a new best. An equal loss is no new best."""
   seen = {}
-  make_optimizer = Mock(wraps=fit.sft_optimizer)
 
   def loss(trainer, batches):
     # the optimizer's count of steps
     update = int(jax.tree.leaves(trainer.optimizer_state)[0])
-    rate = make_optimizer.call_args.args[1]
-    seen[rate, update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
-    return losses[rate][update - 1]
+    seen[update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
+    return losses[update - 1]
 
-  monkeypatch.setattr(fit, "sft_optimizer", make_optimizer)
   monkeypatch.setattr(Trainer, "loss", loss)
   run = copied("referenced")
-  vars(run.config.sft).update(updates=5, patience=2, learning_rates=tuple(losses))
+  vars(run.config.sft).update(updates=5, patience=2)
   sft(run)
-  assert_same(leaves(run, "sft"), seen[0.02, 4])
-  line = logged(run, "stored-training")[-1]
-  summary = dict(learning_rate=0.02, best_update=4, updates=5, dev_loss=0.5)
-  assert line == line | summary
-  printed = (
-    "BoSFT, training seed 0: least dev loss 0.5 at update 4 of 5, learning rate 0.02"
-  )
-  assert printed in capsys.readouterr().out.splitlines()
-  tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
-  assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
+  assert_same(leaves(run, "sft"), seen[best])
+  assert [line["update"] for line in logged(run, "sft")] == [*seen]
+  assert [*seen] == [*range(1, len(losses) + 1)]
+  line = f"least dev loss {losses[best - 1]} at update {best} of {len(losses)}"
+  assert f"BoSFT, training seed 0: {line}\n" in capsys.readouterr().out
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
@@ -202,7 +193,7 @@ def test_another_training_seed_is_added_to_a_run(copied):
 
 @pytest.mark.parametrize(
   "name, stage, place, rollouts",
-  [("cascade", cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
+  [("cascade", cascade, "cascade-4", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
 )
 def test_a_training_stops_if_a_metric_is_not_finite(
   copied, monkeypatch, name, stage, place, rollouts
@@ -241,44 +232,38 @@ def test_a_training_stops_if_a_metric_is_not_finite(
     (1, ("1122", "2233", "4444"), (16, 6)),
   ],
 )
-def test_a_step_takes_the_first_full_batch_of_kept_groups(
-  copied, unbroken, monkeypatch, limit, pools, counts
+def test_vanilla_rl_learns_from_full_batches_of_kept_groups(
+  copied, monkeypatch, limit, pools, counts
 ):
   """A batch has two groups of two episodes; odd updates keep one, even ones two."""
 
   def keep(groups, *_):
     kept = groups[: 2 - int(groups[0][0].policy[-1]) % 2]
     episodes = [episode for group in kept for episode in group]
-    rated = [RatedEpisode(episode, 1.0) for episode in episodes]
-    return rated, {"success": 0.5}
+    return [RatedEpisode(episode, 1.0) for episode in episodes], {"success": 0.5}
 
-  update_policy = Mock(wraps=rollouts.update_policy)
-  monkeypatch.setattr(rollouts, "update_policy", update_policy)
-  monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
+  update_policy = Mock(wraps=vanilla.update_policy)
+  monkeypatch.setattr(vanilla, "update_policy", update_policy)
+  monkeypatch.setattr(vanilla, "rate", keep)
+  row = families.FAMILIES["vanilla"]
+  learns = dataclasses.replace(row.learns, batches=limit)
+  row = dataclasses.replace(row, learns=learns)
+  monkeypatch.setitem(families.FAMILIES, "vanilla", row)
   run = copied("imitated")
-  method = bopo_method(run.config.bopo)
-  method = method._replace(compute_advantages=keep, dynamic_sampling=True)
-  fit = rollouts.fit_rollouts
-  refit = lambda run, name, _, lam: fit(run, name, method, lam)  # noqa: E731
-  monkeypatch.setattr(rollouts, "fit_rollouts", refit)
-  bopo(run)
+  run.config.bopo.vanilla_learning_rate = 0.01
+  train.train_rollouts(run, run.files(), PolicySpec("vanilla", lam=0.1))
   learned = [call.args[1] for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e, _ in pool) for pool in learned] == [*pools]
-  lines = logged(run, "bopo")
-  last = logged(unbroken, "bopo")[-1]
+  lines = logged(run, "vanilla")
   stepped = [str(line["update"]) for line in lines if "loss" in line]
   assert stepped == [pool[-1] for pool in pools]
   assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
-  assert last["episodes"] == 16
-  assert last["gradient_steps"] == 8
 
 
-def test_vanilla_rl_has_optimizer_settings_of_its_own(copied, monkeypatch):
-  train = Mock()
-  monkeypatch.setattr(rollouts, "train_rollouts", train)
-  run = copied("imitated")
-  run.config.bopo.vanilla_learning_rate = 0.5
-  rollouts.train_vanilla(run.training())
-  bopo = train.call_args.args[2].config.bopo
-  assert bopo.learning_rate == 0.5
-  assert bopo.adam_eps == 1e-8
+def test_vanilla_rl_has_optimizer_settings_of_its_own():
+  config = Config()
+  config.bopo.vanilla_learning_rate = 0.5
+  config.bopo.adam_eps = 0.25
+  configured = vanilla.configure(config).bopo
+  assert (configured.learning_rate, configured.adam_eps) == (0.5, 1e-8)
+  assert config.bopo.learning_rate == 1e-6

@@ -24,8 +24,8 @@ from baar_jax.learn.batches import (
   make_batch,
 )
 from baar_jax.learn.trainer import ShardedRouter, Trainer
-from baar_jax.paper.bopo import Learner, update_policy
-from baar_jax.paper.losses import RatedEpisode, bopo_loss, sft_batch_loss
+from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
+from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.router.view import View, Window
 from baar_jax.router.weights import build_model
 
@@ -213,7 +213,8 @@ def updates_of(optimizer, gradients, value=0.0):
 
 
 def sft(updates=103, **settings):
-  return training.sft_optimizer(SFTConfig(updates=updates, **settings), 0.6)
+  config = SFTConfig(updates=updates, learning_rate=0.6, **settings)
+  return training.sft_optimizer(config)
 
 
 def test_learning_rates_clipping_and_weight_decay():
