@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rivals.listing import zero_shot_spec
 from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import tiny
-from baar_jax.rivals.listing import find_uncapped, zero_shot_spec
 from hypothesis import given
 from hypothesis import strategies as st
 

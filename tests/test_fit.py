@@ -39,7 +39,7 @@ from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.run import Run
-from baar_jax.stages import collect
+from baar_jax.stages import collect, train
 
 TASK = Task("t", "train", "Do it.", 3)
 
@@ -191,6 +191,7 @@ def run(tmp_path):
   config.value = ValueConfig(updates=3, cost_weights=(0.5, 1.0), heads=2)
   with contextlib.closing(Run(config)) as run:
     collect.profile(run)
+    collect.references(run)
     train.value(run)
     yield run
 
@@ -200,7 +201,7 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
   has the terms of no cap. Without a cost weight, the least one counts."""
   training = run.files()
   _, vocabulary = load_heads(training)
-  loader = Loader(training, 1, run.pair, run.store)
+  loader = Loader(training, 1, run.source.pair, run.store)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
   for is_conditioned, weight in ((True, None), (False, 1.0), (True, 0.7)):
     estimate = Mock(wraps=head.estimate)
@@ -211,7 +212,9 @@ def test_policy_and_fit_see_equal_states_and_terms(run, monkeypatch):
     stored = {episode.task_id: episode for episode in played}
     episodes = [stored[job.task.id] for job in jobs]
     assert len({len(e.steps) for e in episodes}) > 1
-    states = values.read_states(vocabulary, tasks, episodes)
+    states = values.read_states(
+      vocabulary, {job.task.id: job.task for job in jobs}, episodes
+    )
     decisions = iter(estimate.call_args_list)
     left_N = 3 - states.progress_NxP[:, 1]
     for n in np.flatnonzero(left_N):  # without a call left, there is no choice
