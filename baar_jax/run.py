@@ -24,7 +24,8 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import endpoints, prices_of
+from baar_jax.llms.prices import prices_of
+from baar_jax.llms.provider import endpoints
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.open import RouterFiles, check_trained

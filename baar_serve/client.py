@@ -12,8 +12,15 @@ import httpx2
 
 from baar_jax.config import ModelsConfig
 from baar_jax.llms.http import open_http
-from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, endpoints, prices_of
-from baar_jax.llms.provider import UNREADABLE, Outcome, backoff_s, explain, read_refusal
+from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, prices_of
+from baar_jax.llms.provider import (
+  UNREADABLE,
+  Outcome,
+  backoff_s,
+  endpoints,
+  explain,
+  read_refusal,
+)
 from baar_jax.llms.usage import Meter
 from baar_serve.forms import chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers

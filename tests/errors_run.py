@@ -4,27 +4,25 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import tiny
 from errors_config import command
-from errors_serve import use_run
 from report_store import BOUNDARIES, FEW, config, figures, fill, specs
 
 from baar_jax import run as run_file
 from baar_jax.config import Config, EnvConfig, ModelsConfig
 from baar_jax.envs.appworld.adapter import AppWorld
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.report import frontier
 from baar_jax.report.table import load_split
 from baar_jax.rollout import jobs
+from baar_jax.rollout.jobs import ALWAYS_SMALL, Planned
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
-from baar_jax.stages import evaluate
 from baar_jax.store import VERSION, Store, read_config, read_run, require_file
-from baar_serve.episodes import name_task
 
 
 @contextlib.contextmanager
@@ -116,29 +114,32 @@ def change_field(tmp: Path) -> None:
 
 def list_tasks(tmp: Path, *tasks: Task) -> None:
   with open_run(tmp) as run:
-    for env in run.envs():
+    for env in run.source.envs():
       env.tasks = lambda split: [*tasks]
     run.tasks("train")
 
 
-def serve_too_little(run: Run) -> None:
-  task = name_task(run.store, "fix-17", "", 9)
-  run.check_played(jobs.BOUNDARIES, [Job(task, "profile", 0)])
+def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
+  """Act on a run whose episodes are recorded: five tasks without episodes."""
+  config = tiny.config(tmp, kind="recorded")
+  config.models = ModelsConfig("chat")
+  with contextlib.closing(Run(config)) as run:
+    for split in SPLITS:
+      run.store.put_tasks(split, [Task(f"{split}-fix", split, "fix", 9)])
+    act(run)
 
 
-def serve_without_texts(run: Run) -> None:
-  played = tiny.episode("fix-17", jobs.ALWAYS_SMALL.key)
+def profile_recorded(run: Run, *episodes: Episode) -> None:
+  run.store.add(*episodes)
+  trials = [Job(task, "profile", 0) for task in run.tasks("train")]
+  run.source.episodes("", Planned(ALWAYS_SMALL, trials), None)
+
+
+def forget_texts() -> Episode:
+  played = tiny.episode("train-fix", ALWAYS_SMALL.key)
   for step in played.steps:
     step.observation = step.action = ""
-  run.store.add(played)
-  task = Task("fix-17", "train", "", 9)
-  run.check_texts(jobs.ALWAYS_SMALL, [Job(task, "profile", 0)])
-
-
-def serve_boundaries(run: Run) -> None:
-  for name in "abcde":
-    name_task(run.store, name, "", 9)
-  evaluate.list_evaluated(run.store, run.config)
+  return played
 
 
 def differ(tmp: Path) -> None:
@@ -224,8 +225,9 @@ CASES = [
     change_field,
   ),
   (
-    "no client has played a train task yet: serve sessions of five tasks first",
-    use_run(lambda run: run.tasks("train")),
+    "no train task is recorded yet: record five tasks first",
+    read_recorded,
+    lambda run: run.source.list_tasks("train"),
   ),
   (
     "--config.env.kind=sandbox lists the task 't' twice: list each task once, in one split",
@@ -243,16 +245,19 @@ CASES = [
   ),
   ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
-    "2 of 2 trials are missing, such as 1 of 'fix-17' by always-SMALL, 1 of 'fix-17' by always-LARGE: let clients play them",
-    use_run(serve_too_little),
+    "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record them first",
+    read_recorded,
+    profile_recorded,
   ),
   (
-    "episodes of always-SMALL were stored without texts to learn from: collect new ones with their texts, under another --config.name",
-    use_run(serve_without_texts),
+    "episodes of always-SMALL were recorded without texts to learn from: record new ones...",
+    read_recorded,
+    lambda run: profile_recorded(run, forget_texts()),
   ),
   (
-    "on dev and test clients have played only always-SMALL and always-LARGE: let them play another policy too (docs/serving.md)",
-    use_run(serve_boundaries),
+    "on dev and test only always-SMALL and always-LARGE are recorded: record another...",
+    read_recorded,
+    lambda run: run.source.policies(jobs.BOUNDARIES),
   ),
   (
     "the processes have different --config.seed: start all processes with the same value",

@@ -87,7 +87,7 @@ CASES = [
     lambda tmp: next(draw_batches([], 4, seed=0)),
   ),
   (
-    "BoPO with λ 0.1, training seed 0, update 1: no task has 2 episodes: "
+    "BoPO, λ 0.1, training seed 0, update 1: no task has 2 episodes: "
     "correct the errors above, and run the same command again",
     roll_out,
   ),

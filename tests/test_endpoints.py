@@ -7,8 +7,7 @@ import pytest
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.chat import read_reply
-from baar_jax.llms.prices import endpoints
-from baar_jax.llms.provider import clean
+from baar_jax.llms.provider import clean, endpoints
 from baar_jax.llms.usage import Meter
 
 KEY = "sk-Secret0123456789"

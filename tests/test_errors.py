@@ -103,7 +103,8 @@ def find_raised(statement: ast.stmt) -> bool | None:
     maker = getattr(statement.exc, "func", None)
     name = getattr(maker, "id", getattr(maker, "attr", ""))
     return True if name in SEEN or name.islower() else None
-  if isinstance(statement, ast.Expr) and "require" in calls:
+  called = getattr(getattr(statement, "value", None), "func", None)
+  if getattr(called, "id", "") == "require":
     return True
   if isinstance(statement, ast.Expr | ast.Assign | ast.Return):
     return False if calls & {*SEEN, "fail"} else None

@@ -29,7 +29,7 @@ from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
 from baar_jax.llms.http import open_http
 from baar_jax.llms.ledger import Calls
-from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, endpoints, prices_of
+from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, prices_of
 from baar_jax.llms.provider import (
   FAILED,
   PRESUMED,
@@ -38,6 +38,7 @@ from baar_jax.llms.provider import (
   UNREADABLE,
   Outcome,
   backoff_s,
+  endpoints,
   explain,
   read_refusal,
 )

@@ -6,7 +6,6 @@ Axes: A models.
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
-from baar_jax.llms.provider import OPENAI_URL, Endpoint
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
@@ -181,18 +179,6 @@ def prices_of(config: ModelsConfig) -> tuple[Price, ...]:
   """
   user_prices = tuple(Price(*row) for row in config.prices)
   return user_prices or tuple(map(list_price, config.names))
-
-
-def endpoints(config: ModelsConfig) -> list[Endpoint]:
-  """List the endpoint of each configured model.
-
-  If there are fewer addresses than models, the list of addresses is repeated from its
-  start. The same holds for the environment variables of the keys.
-  """
-  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
-  variables = itertools.cycle(config.key_variables or (None,))
-  rows = zip(config.names, urls, variables)
-  return [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in rows]
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:

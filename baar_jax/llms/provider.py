@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import html
 import ipaddress
+import itertools
 import os
 import random
 import re
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.usage import read_json
 
@@ -117,6 +119,18 @@ class Endpoint:
         f"({OPENAI_KEY} at OpenAI's addresses; '' for an endpoint without keys)."
       )
     return key or NO_KEY
+
+
+def endpoints(config: ModelsConfig) -> list[Endpoint]:
+  """List the endpoint of each configured model.
+
+  If there are fewer addresses than models, the list of addresses is repeated from its
+  start. The same holds for the environment variables of the keys.
+  """
+  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
+  variables = itertools.cycle(config.key_variables or (None,))
+  rows = zip(config.names, urls, variables)
+  return [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in rows]
 
 
 class Complaint(NamedTuple):

@@ -8,6 +8,7 @@ updates; the end by the loss on dev tasks is our choice.
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
@@ -32,6 +33,20 @@ class Best:
   update: int = 0
 
 
+class SFTUpdate(NamedTuple):
+  """Report what an update did.
+
+  Attributes:
+    number: the number of the update, from 1.
+    metrics: the metrics of its gradient step, and the loss on dev if it was measured.
+    is_last: whether the training has ended.
+  """
+
+  number: int
+  metrics: dict[str, float]
+  is_last: bool
+
+
 def sft(
   trainer: Trainer,
   batcher: Batcher,
@@ -39,7 +54,7 @@ def sft(
   dev_batches: Sequence[Batch],
   settings: SFTConfig,
   best: Best,
-) -> Iterator[tuple[int, dict[str, float]]]:
+) -> Iterator[SFTUpdate]:
   """Take gradient steps on stored episodes, and keep the best router in `best`.
 
   The loss on dev is measured every `check_every` updates. The training ends after
@@ -54,7 +69,7 @@ def sft(
     best: the best router so far; it is updated.
 
   Yields:
-    The number of each update when it has ended, and its metrics.
+    Each update when it has ended.
   """
   patience = settings.patience * settings.check_every
   for update, episodes in updates:
@@ -68,7 +83,7 @@ def sft(
         best.update = update
         best.params = trainer.copy_params()
       is_last |= update - best.update >= patience
-    yield update, metrics
+    yield SFTUpdate(update, metrics, is_last)
     if is_last:
       return
 

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.table import load
 from baar_jax.llms.ledger import read_spent
-from baar_jax.llms.prices import endpoints, prices_of
+from baar_jax.llms.prices import prices_of
+from baar_jax.llms.provider import endpoints
 from baar_jax.open import load_profiles
 from baar_jax.paper.references import measure_robustness
 from baar_jax.report import compare, texts

@@ -176,9 +176,9 @@ def check_baselines(config: Config) -> None:
   names = sorted(name for name, family in FAMILIES.items() if family.is_rival)
   are_rivals = {*names}.issuperset(baselines.rivals)
   require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
-  for name in baselines.rivals:
-    has_heads = FAMILIES[name].needs != "heads" or config.value.updates > 0
-    require(has_heads, "value.updates", f"above 0 for {name}")
+  valued = [name for name in baselines.rivals if FAMILIES[name].needs == "heads"]
+  has_heads = config.value.updates > 0 or not valued
+  require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
   for name in baselines.ablations:
     requirement = f"without {name}: this configuration leaves that part out already"
     require(ablate(config, name) != config, "baselines.ablations", requirement)

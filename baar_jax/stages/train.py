@@ -280,17 +280,23 @@ def train_stored(run: Run, files: RouterFiles, lesson: Lesson) -> None:
     dev_batches = batcher.micro_batches(lesson.dev)
     name = jobs.label_family(lesson.stage)
     with run.progress(name, settings.updates, done, "update") as bar:
-      for update, metrics in sft(
-        trainer, batcher, updates, dev_batches, settings, best
-      ):
-        check_metrics(lesson.stage, update, metrics, checkpoints.newest)
-        marks = {"stage": lesson.stage, "update": update, "updates": settings.updates}
-        run.log(**files.marks, **marks, learning_rate=settings.learning_rate, **metrics)
+      for update in sft(trainer, batcher, updates, dev_batches, settings, best):
+        number = update.number
+        check_metrics(lesson.stage, number, update.metrics, checkpoints.newest)
+        run.log(
+          **files.marks,
+          stage=lesson.stage,
+          update=number,
+          updates=settings.updates,
+          learning_rate=settings.learning_rate,
+          **update.metrics,
+        )
         bar.update()
-        progress = StoredProgress(best.dev_loss, best.update, update)
-        if update - checkpoints.last_update >= SAVE_EVERY:
+        progress = StoredProgress(best.dev_loss, best.update, number)
+        due = number - checkpoints.last_update >= SAVE_EVERY
+        if due and not update.is_last:
           state = trainer.state | {"best": best.params}
-          checkpoints.save(update, state, **vars(progress))
+          checkpoints.save(number, state, **vars(progress))
     progress.finished = True
     checkpoints.save(progress.updates, {"params": best.params}, **vars(progress))
   if lesson.dev:
