@@ -1,6 +1,6 @@
-"""Compute qwen2.npz: the outputs of transformers' Qwen2 for the weights of tests/hf.py.
+"""Compute qwen2.npz: outputs of transformers' Qwen2 for tools/qwen2_checkpoint.py.
 
-  cd tests && python -m golden.make_qwen2
+  cd tests && PYTHONPATH=.. python -m golden.make_qwen2
 
 This needs torch and transformers. The stored file was computed with torch 2.13.0 and
 transformers 5.23.0 on a CPU, in float32.
@@ -13,7 +13,7 @@ import numpy as np
 
 from tools import qwen2_checkpoint as hf
 
-# For each shape of tests/hf.py: the rows and tokens of its batch, and the positions whose
+# For each shape of tools/qwen2_checkpoint.py: the rows and tokens of its batch, and the positions whose
 # outputs are stored.
 CASES = {
   "grouped": ((2, 24), (0, 1, 9, 23)),
