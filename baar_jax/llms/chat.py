@@ -27,7 +27,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
-from baar_jax.llms.http import open_http
+from baar_jax.llms.http import LOST, explain, open_http
 from baar_jax.llms.ledger import Calls
 from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, prices_of
 from baar_jax.llms.provider import (
@@ -39,7 +39,6 @@ from baar_jax.llms.provider import (
   Outcome,
   backoff_s,
   endpoints,
-  explain,
   read_refusal,
 )
 from baar_jax.llms.usage import ImpossibleUsage, Meter
@@ -253,9 +252,7 @@ class ChatModel:
       return read_refusal(status, response.content, response.headers, self._key)
     except openai.APIConnectionError as error:
       return explain(error.__cause__)
-    except (OSError, ExceptionGroup) as failure:
-      # A time-out is an OSError. If a proxy has an impossible port, connecting raises
-      # an ExceptionGroup.
+    except LOST as failure:
       return explain(failure)
     return self.read_answer(answer.content)
 

@@ -1,14 +1,31 @@
-"""Open HTTP clients that follow no redirect, keep no cookie and limit an answer."""
+"""Open HTTP clients that limit an answer, and tell what their failures cost."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx2
 
+from baar_jax.llms.provider import FAILED, PRESUMED, Outcome
+
 # Seconds to connect to one of a host's addresses and to agree on encryption.
 CONNECT_S = 10.0
 # The reading of an answer stops with an error after this number of bytes.
 MAX_BYTES = 16 * 2**20
+
+# After these exceptions no part of a request was sent, so nothing was billed. If the
+# port of a proxy is impossible, connecting raises an ExceptionGroup.
+NOT_SENT = (
+  httpx2.ConnectError,
+  httpx2.ConnectTimeout,
+  httpx2.PoolTimeout,
+  httpx2.ProxyError,
+  httpx2.LocalProtocolError,
+  httpx2.UnsupportedProtocol,
+  ExceptionGroup,
+)
+# All exceptions of an attempt whose connection failed or timed out. A time-out is an
+# OSError.
+LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 
 # A function that changes a request before it is sent.
 RequestHook = Callable[[httpx2.Request], Coroutine[None, None, None]]
@@ -45,8 +62,16 @@ async def limit_answer(response: httpx2.Response) -> None:
   response.stream = LimitedStream(response.stream)
 
 
+def explain(failure: Exception) -> Outcome:
+  """Make the outcome of a time-out or a lost connection."""
+  kind = FAILED if isinstance(failure, NOT_SENT) else PRESUMED
+  status = 504 if isinstance(failure, TimeoutError) else 502
+  problem = f"gave no whole answer ({type(failure).__name__})"
+  return Outcome(kind, problem, status=status)
+
+
 def open_http(timeout_s: float, *hooks: RequestHook) -> httpx2.AsyncClient:
-  """Open an HTTP client; no connection is opened yet.
+  """Open an HTTP client without redirects and cookies; it does not connect yet.
 
   Its only time-out is the one for connecting. The caller sets a deadline for the whole
   answer.

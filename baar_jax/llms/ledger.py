@@ -14,7 +14,7 @@ from baar_jax.episode import Reply
 from baar_jax.llms.provider import OPEN, PRESUMED, REPLY, RETRY
 
 REPLY_ROW = TypeAdapter(Reply)
-UNREADABLE = "{}: call {} cannot be read. Restore a copy of the file, then run again."
+DAMAGED = "{}: call {} cannot be read. Restore a copy of the file, then run again."
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
@@ -131,7 +131,7 @@ class Calls:
     try:
       reply = REPLY_ROW.validate_json(row[1])
     except ValidationError:
-      raise ValueError(UNREADABLE.format(self._path, row[0])) from None
+      raise ValueError(DAMAGED.format(self._path, row[0])) from None
     call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
     return dataclasses.replace(reply, call=call)
 
@@ -178,7 +178,7 @@ def read_spent(directory: Path, models: int) -> Spent:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
       if row := db.execute(f"SELECT id FROM calls WHERE NOT ({IS_COST})").fetchone():
-        raise ValueError(UNREADABLE.format(path, row[0]))
+        raise ValueError(DAMAGED.format(path, row[0]))
       sums = db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2")
       for model, kind, sum_usd in sums:
         usd[model if kind == REPLY else kind] += sum_usd

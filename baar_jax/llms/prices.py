@@ -1,7 +1,5 @@
 """Compute the dollars of calls: list prices or the user's, and prompt caches.
 
-The addresses of the models are here, too.
-
 Axes: A models.
 """
 
@@ -326,8 +324,7 @@ class Billing:
     """Forecast each model's next call in an episode.
 
     The forecast reads the usage of earlier calls and the last observation. It needs no
-    clock and no prompt. Steps of served sessions tell their time; for other steps time
-    is simulated.
+    clock and no prompt. Some steps tell their time; for other steps time is simulated.
 
     Args:
       steps: the steps; of the last one only observation and time are read.
