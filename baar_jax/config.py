@@ -127,8 +127,6 @@ class ModelsConfig:
       the list prices.
     prompt_cache: Whether scripted models are billed with the prompt cache of their
       family, and forecasts count on it. False is the paper's setting.
-    skills: One number in [0, 1] per scripted model: 0 errs at SMALL's rates, 1 at
-      LARGE's. () spaces the models equally.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
       or one per model. () is OpenAI's endpoint.
     key_variables: Names of the environment variables with the upstream endpoints' keys:
@@ -149,7 +147,6 @@ class ModelsConfig:
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   prices: tuple[PriceRow, ...] = ()
   prompt_cache: bool = True
-  skills: tuple[Share, ...] = ()
   base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
@@ -166,9 +163,8 @@ class ModelsConfig:
   def _check(self) -> Self:
     """Raise an error unless each tuple has as many values as there are models."""
     count = len(self.names)
-    for field in ("prices", "skills"):
-      is_valid = len(getattr(self, field)) in (0, count)
-      require(is_valid, field, "() or a value for each of the names")
+    is_valid = len(self.prices) in (0, count)
+    require(is_valid, "prices", "() or a value for each of the names")
     for field in ("base_urls", "key_variables"):
       is_valid = len(getattr(self, field)) in (0, 1, count)
       require(is_valid, field, "(), one value, or a value for each of the names")

@@ -16,7 +16,6 @@ TEXTS = {
   "action_tokens": 12,
   "result_tokens": 16,
 }
-TRIO = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
 
 
 def get_config() -> config.Config:

@@ -45,7 +45,8 @@ def get_config(setting: str = "") -> config.Config:
     ablations=tuple(config.ABLATIONS),
     compared_lam=compared,
   )
-  c.models.prompt_cache = setting != "paper-costs"
+  if setting == "paper-costs":
+    c.models.prompt_cache = False
   if setting in ("", "paper-costs"):
     c.env.dev_tasks = 24
     c.env.test_tasks = 100

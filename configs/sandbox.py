@@ -1,22 +1,14 @@
-"""Configure the sandbox, an environment whose optimal policies can be computed.
-
-The setting :trio has three models.
-"""
+"""Configure the sandbox, an environment whose optimal policies can be computed."""
 
 from baar_jax import config
-from configs.quickstart import RANDOM_WEIGHTS, TRIO
+from configs.quickstart import RANDOM_WEIGHTS
 
 
-def get_config(setting: str = "") -> config.Config:
-  """Return the configuration of the sandbox.
-
-  Args:
-    setting: "" or "trio".
-  """
-  config.check_setting(setting, "trio")
-  c = config.Config(name="sandbox-trio" if setting else "sandbox")
-  if setting:
-    c.models.names = TRIO
+def get_config() -> config.Config:
+  """Return the configuration of the sandbox."""
+  c = config.Config(name="sandbox")
+  # The exact optimum is computed for list prices without prompt caches.
+  c.models.prompt_cache = False
   c.env = config.EnvConfig("sandbox", 1920, 128, 256, max_steps=18, live_per_process=16)
   c.router = config.RouterConfig(
     vocab_size=512,
@@ -54,10 +46,7 @@ def get_config(setting: str = "") -> config.Config:
     vanilla_learning_rate=1e-3,
   )
   c.baselines = config.BaselinesConfig(updates=60)
-  thresholds = (0.1, 0.2, 0.35, 0.65, 0.8)
-  if setting:
-    thresholds = (0.02, 0.1, 0.35, 0.9, 0.99, 0.999)
   c.evaluate = config.EvaluateConfig(
-    call_budgets=(1, 2, 4, 8), random_p=(0.5,), thresholds=thresholds
+    call_budgets=(1, 2, 4, 8), random_p=(0.5,), thresholds=(0.1, 0.2, 0.35, 0.65, 0.8)
   )
   return c

@@ -4,9 +4,6 @@ The models are scripted. Settings:
 
 - paper: the paper's models, GPT-4.1 mini and GPT-4.1.
 - llama: the paper's Llama 3.1 models, at upstream endpoints of your own.
-- trio: the default run on a CPU, with three scripted models.
-- nano-mini, nano-full, mini-full: the run of trio with two of the three models, which
-  have the same error rates as in trio.
 
 The :paper setting of each environment differs from the paper in these points:
 
@@ -19,7 +16,6 @@ The :paper setting of each environment differs from the paper in these points:
 """
 
 from baar_jax import config
-from configs import quickstart
 
 RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
 LLAMA = {
@@ -28,14 +24,6 @@ LLAMA = {
   # the provider Together for its Turbo versions (our choice).
   "prices": ((0.18, 0.18, 0.18), (0.88, 0.88, 0.88)),
   "base_urls": ("http://localhost:8000/v1", "http://localhost:8001/v1"),
-}
-# Names of the scripted models, and their skills in [0, 1], for each SETTING that may
-# follow the file's name (configs/sciworld.py:SETTING). () is equally spaced skills.
-TRIOS = {
-  "trio": (quickstart.TRIO, ()),
-  "nano-mini": (quickstart.TRIO[:2], (0.0, 0.5)),
-  "nano-full": (quickstart.TRIO[::2], (0.0, 1.0)),
-  "mini-full": (quickstart.TRIO[1:], (0.5, 1.0)),
 }
 
 
@@ -46,12 +34,7 @@ def get_config(setting: str = "") -> config.Config:
     setting: one of the settings in this file's docstring, or "" for Qwen2.5-1.5B with
       scripted models.
   """
-  config.check_setting(setting, "paper", "llama", *TRIOS)
-  if setting in TRIOS:
-    c = quickstart.get_config()
-    c.name = f"sciworld-{setting}"
-    c.models.names, c.models.skills = TRIOS[setting]
-    return c
+  config.check_setting(setting, "paper", "llama")
   # Fields that are not set here keep the defaults of baar_jax/config.py, which are the
   # paper's values.
   c = config.Config(

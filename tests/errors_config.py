@@ -8,7 +8,7 @@ from absl import flags
 from jax.errors import JaxRuntimeError
 
 import main
-from configs import sandbox
+from configs import alfworld
 
 
 def command(tmp: Path, *arguments: str) -> None:
@@ -131,8 +131,8 @@ CASES = [
     "--config.bopo.lam=(0.1, 0.1000001)",
   ),
   (
-    "the file has no setting 'other': choose trio, or none",
-    lambda tmp: sandbox.get_config("other"),
+    "the file has no setting 'other': choose paper, or none",
+    lambda tmp: alfworld.get_config("other"),
   ),
   (
     "--config.env.train_tasks: Input should be greater than 0",

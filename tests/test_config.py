@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from baar_jax.config import Config
 from configs.reproduce import SETTINGS
-from configs.sciworld import TRIOS
 from main import validate
 
 CONFIGS = sorted(
@@ -22,7 +21,6 @@ CONFIGS += [
   "appworld-paper",
   "sciworld-llama",
   "sciworld-paper",
-  *(f"sciworld-{name}" for name in TRIOS),
   *(f"reproduce-{name}" for name in SETTINGS if name),
 ]
 
@@ -77,7 +75,6 @@ BAD = {
     ((math.nan,) * 3,) * 2,
     ((1e30,) * 3,) * 2,
   ),
-  "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),
   "models.base_urls": (
     ("http://",),
     ("https:///v1",),

@@ -25,7 +25,6 @@ from baar_jax.rivals.optimum import Exact
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
-from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
 KINDS = Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)
@@ -33,19 +32,20 @@ FEW = Rules(
   locks=3, attempts=2, sign_at=1, broken_from=2, amber=(0.2, 0.7), kinds=KINDS
 )
 FEW_STEPS = 5
-# Dollars per million tokens: input, cached input and output of each model of TRIO.
-PRICES = (0.1, 0.025, 0.4), (0.4, 0.1, 1.6), (2.0, 0.5, 8.0)
+# Dollars per million tokens, of a prompt and of a reply, for both models.
+PRICES = (0.4, 1.6), (2.0, 8.0)
+MODELS = ModelsConfig(prompt_cache=False)
 
 
 @pytest.fixture(scope="module")
 def exact():
-  return Exact(ModelsConfig())
+  return Exact(MODELS)
 
 
 def play(rule, tasks, calls=None):
   """Play one episode of each training task, with the scripted pair and the loop."""
   env = Sandbox(train_tasks=tasks)
-  pair = ScriptedPair(ModelsConfig(), Sandbox)
+  pair = ScriptedPair(MODELS, Sandbox)
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
   policy = RulePolicy(PolicySpec("p"), rule)
   policy.spec = policy.spec.under(Cap(calls))
@@ -63,18 +63,12 @@ def prompt_tokens(step):
   return 76 + 38 * step
 
 
-def bill(prices, step, last):
-  """Compute a call's dollars, after a last call of the same model at a step or None."""
-  cached = 0
-  if last is not None:
-    cached = 16 * (prompt_tokens(last) // 16)
-  if cached < 64:
-    cached = 0
-  fresh = prompt_tokens(step) - cached
-  return (fresh * prices[0] + cached * prices[1] + 25 * prices[2]) / 1e6
+def bill(model, step):
+  """Compute the dollars of a model's call at a step."""
+  return (prompt_tokens(step) * PRICES[model][0] + 25 * PRICES[model][1]) / 1e6
 
 
-def brute_force(errors, mu, calls, prompt_cache, choose):
+def brute_force(errors, mu, calls, choose):
   """Compute the best expected success - mu * dollars by expectimax over full histories.
 
   It keeps the probability of every building that agrees with the history, and all
@@ -100,16 +94,14 @@ def brute_force(errors, mu, calls, prompt_cache, choose):
         worlds.append((p_kind * p_levels * p_looks, levels, seen))
   weight_W, level_WxI, seen_WxI = map(np.array, zip(*worlds))
   assert weight_W.sum() == pytest.approx(1.0)
-  models = range(errors.models)
   lapses = [
     [errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)]
-    for m in models
+    for m in (0, 1)
   ]
 
   def best(weight_W, lock, jams, history):
     """Compute the value of the remaining episode, times its probability."""
-    acted = [step.model for step in history]
-    remaining = calls - np.count_nonzero(acted)
+    remaining = calls - sum(step.model for step in history)
     if lock == rules.locks:
       return weight_W.sum()
     if jams == rules.attempts or len(history) == FEW_STEPS:
@@ -125,7 +117,7 @@ def brute_force(errors, mu, calls, prompt_cache, choose):
       look = seen % 10
       text = f"Lock {lock + 1} looks {LOOKS[look]}. The sign is {SIGNS[sign]}."
       task = Task("", "train", f"Open the {rules.kinds[kind].word}.", FEW_STEPS)
-      for model in models if remaining > 0 else (0,):
+      for model in (0, 1) if remaining > 0 else (0,):
         plain, tricky = lapses[model]
         rate_W = np.where(level_W == PLAIN, plain.rate, tricky.rate)
         wrong_W = np.where(level_W == PLAIN, plain.wrong, tricky.wrong)
@@ -134,10 +126,7 @@ def brute_force(errors, mu, calls, prompt_cache, choose):
         later = [*history, Step(text, model, "")]
         opened = best(matching_W * open_W, lock + 1, 0, later)
         jammed = best(matching_W * jam_W, lock, jams + 1, later)
-        last = None
-        if model in acted and prompt_cache:
-          last = max(step for step, earlier in enumerate(acted) if earlier == model)
-        usd = bill(PRICES[model - errors.models], len(acted), last)
+        usd = bill(model, len(history))
         values.append(opened + jammed - mu * usd * matching_W.sum())
       live = Live(Job(task, "", 0), Cap(calls), steps=history, observation=text)
       assert values[choose(live, None)] > max(values) - 1e-12
@@ -147,27 +136,20 @@ def brute_force(errors, mu, calls, prompt_cache, choose):
   return best(weight_W, 0, 0, [])
 
 
-PAIR_AND_TRIO = (2, 0), (2, 1), (2, 2), (2, 3), (2, 10**9), (2, None), (3, 1), (3, 3)
-
-
-@pytest.mark.parametrize("models, calls", PAIR_AND_TRIO)
-@pytest.mark.parametrize(
-  "mu, prompt_cache",
-  [(0.0, False), (300.0, False), (100.0, True), (300.0, True), (1000.0, True)],
-)
-def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, 10**9, None])
+@pytest.mark.parametrize("mu", [0.0, 100.0, 300.0, 1000.0])
+def test_the_optimum_is_that_of_full_histories(calls, mu):
   class Harsh(SandboxErrors):
     """Error rates with which every variable of the state matters."""
 
     PLAIN = (0.2, 0.3), (0.05, 0.3)
     CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
-  config = ModelsConfig(names=TRIO[-models:], prompt_cache=prompt_cache)
-  exact = Exact(config, FEW_STEPS, FEW, Harsh(models))
+  exact = Exact(MODELS, FEW_STEPS, FEW, Harsh())
   point = exact.solve(mu, calls=calls)[0]
   rule = exact.optimal_rule(mu, calls)
   most_calls = FEW_STEPS if calls is None else calls
-  expected = brute_force(Harsh(models), mu, most_calls, prompt_cache, rule)
+  expected = brute_force(Harsh(), mu, most_calls, rule)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
@@ -175,36 +157,29 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu, prompt_cache):
 def test_exact_values_are_those_of_episodes(exact, p, calls):
   """The means of 1,500 episodes are within 3 standard errors.
 
-  Without p the policy is the optimal one. The cost of a call depends only on its step,
-  its model and the step of this model's last call.
+  Without p the policy is the optimal one. The cost of a call depends only on its step
+  and its model.
   """
   rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
   episodes = play(rule, 1500, calls)
   for e in episodes:
-    last = {}
     for number, step in enumerate(e.steps):
-      expected = exact.call_usd[number][step.model, last.get(step.model, -1) + 1]
+      expected = exact.call_usd_SxM[number, step.model]
+      assert expected == pytest.approx(bill(step.model, number), rel=1e-12)
       assert step.cost_usd == pytest.approx(expected, rel=1e-12)
-      assert step.calls[0].usage.prompt_tokens == prompt_tokens(number)
-      last[step.model] = number
   values = np.array([[e.cost_usd for e in episodes], [e.score for e in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
-@pytest.mark.parametrize(
-  "prompt_cache, ratio, area", [(False, 6.8585, 0.8046), (True, 6.6668, 0.7703)]
-)
-def test_the_exact_frontier_keeps_its_figures(prompt_cache, ratio, area):
+def test_the_exact_frontier_keeps_its_figures(exact):
   """All comparisons depend on it."""
-  config = Config()
+  config = Config(models=MODELS)
   config.env.kind = "sandbox"
   config.env.max_steps = 18
-  config.models.prompt_cache = prompt_cache
-  exact = Exact(config.models)
   small = exact.solve(p=0.0)[0]
   large = exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
-  assert large.cost_usd / small.cost_usd == pytest.approx(ratio, abs=1e-3)
-  assert exact_frontier(config).area == pytest.approx(area, abs=1e-4)
+  assert large.cost_usd / small.cost_usd == pytest.approx(6.8585, abs=1e-3)
+  assert exact_frontier(config).area == pytest.approx(0.8046, abs=1e-4)

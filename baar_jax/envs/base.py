@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.engines import Engine
-from baar_jax.episode import CacheRule, Task
+from baar_jax.episode import SMALL, CacheRule, Task
 
 # Words of a result that tell of an error (our choice).
 ERROR_WORDS = re.compile(
@@ -64,20 +64,13 @@ class Lapse:
 class Errors:
   """Base class of the error rates of an environment.
 
-  A model with skill 0 has SMALL's rates, a model with skill 1 has LARGE's. The rates of
-  a model with another skill are interpolated linearly.
+  The rates of intermediate models are equally spaced between SMALL's and LARGE's (our
+  choice).
   """
 
-  def __init__(self, models: int = 2, skills: Sequence[float] = ()) -> None:
-    """Store the skill of each model.
-
-    Args:
-      models: number of models.
-      skills: one number in [0, 1] per model, the cheapest first. Without them, skills
-        rise from 0 to 1 in equal steps (our choice).
-    """
+  def __init__(self, models: int = 2) -> None:
+    """Store the number of models."""
     self.models = models
-    self.skills = tuple(skills) or tuple(rank / (models - 1) for rank in range(models))
 
   def between(self, ends: tuple[float, float], model: int) -> float:
     """Interpolate a model's number between SMALL's and LARGE's.
@@ -86,7 +79,7 @@ class Errors:
       ends: the numbers of SMALL and LARGE.
       model: the model's index by price.
     """
-    skill = self.skills[model]
+    skill = model / (self.models - 1)
     return (1 - skill) * ends[0] + skill * ends[1]
 
 
@@ -185,7 +178,7 @@ class KnowledgeErrors(Errors):
     threshold = random.Random(f"{step}|unknown").random()
     if threshold < self.unknown_share(model, task_id):
       return self._unknown_lapse(model, step, oracle)
-    if self.skills[model] > 0 and spoiled:
+    if model > SMALL and spoiled:
       known_lapse.rate = self.SPOILED
     return known_lapse
 
@@ -201,7 +194,7 @@ class KnowledgeErrors(Errors):
     """
     is_reported = any(text in oracle.action for text in self.REPORTED)
     rate = self.between(self.REPORTED_UNKNOWN if is_reported else self.UNKNOWN, model)
-    if self.skills[model] > 0:
+    if model > SMALL:
       return Lapse(rate, self.LARGE_UNKNOWN_WRONG)
     decisive = random.Random(f"{step}|style").random() < self.DECISIVE_SHARE
     return Lapse(rate, self.DECISIVE if decisive else self.LOST, spoils=not is_reported)

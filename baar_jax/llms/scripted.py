@@ -69,7 +69,7 @@ class ScriptedPair:
     self._env = env
     self._billing = open_billing(config, env.cache_rule, env.step_s)
     self.prices = self._billing.prices
-    self._errors = errors or env.Errors(len(config.names), config.skills)
+    self._errors = errors or env.Errors(len(config.names))
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
@@ -261,7 +261,7 @@ class ScriptedAgent(Agent):
     action = oracle.action
     spoiled_position = None
     if draw.random() < lapse.rate:
-      kind = "hasty" if self._errors.skills[self._model] > 0 else "lost"
+      kind = "hasty" if self._model > SMALL else "lost"
       if draw.random() < lapse.wrong:
         kind = "wrong"
       action = self._env.mistake(kind, key)

@@ -226,7 +226,7 @@ def exact_frontier(config: Config) -> ExactFrontier | None:
 
   Returns:
     The exact frontier over all tasks. None if the environment is another one, if the
-      computation does not cover the models, prices or skills, or if always-LARGE has no
+      computation does not cover the models, or if always-LARGE has no
       more successes than always-SMALL.
   """
   if not has_optimum(config):
