@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from hand import HandEnv, HandPair, HandPolicy, job
 from standin import StandIn
-from test_loop import HandEnv, HandPair, HandPolicy, job
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import EnvDied

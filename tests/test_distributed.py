@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from flax import nnx
-from test_pipeline import finish, interrupt, rows, start, updates
+from program import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device

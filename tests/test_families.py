@@ -16,6 +16,7 @@ from baar_jax.rollout.specs import Cap, PolicySpec
 @pytest.fixture
 def config():
   config = tiny.config("runs")
+  config.models.prompt_cache = False
   config.bopo.lam, config.value.updates, config.value.cost_weights = (
     (0.1, 0.3),
     9,

@@ -1,152 +1,32 @@
 """Test the rollout loop against a tape of events, with simple environments and models."""
 
-import functools
 import re
 import threading
 from types import SimpleNamespace
 
 import pytest
+from hand import (
+  JUDGE_USD,
+  LARGE_USD,
+  SMALL_USD,
+  USAGE,
+  USD,
+  HandCascade,
+  HandEnv,
+  HandPair,
+  HandPolicy,
+  job,
+)
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
+from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.history import NO_ACTION, NoAnswer
-from baar_jax.rivals.cascade import CascadePolicy
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import Failure, run_episodes
-from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Decision, Job, PolicySpec
-
-SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
-LARGE_USD = 0.0028  # the same at $2.00 and $8.00
-USD = SMALL_USD, LARGE_USD
-TRIO_USD = *USD, 0.014  # a third model, five times as costly as LARGE
-USAGE = Usage(1000, 0, 100)
-NAMES = ("small", "large", "third")
-JUDGE_USD = 0.5
-
-
-def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
-  """Make a trial of a task."""
-  return Job(Task(name, "train", f"Do {name}.", max_steps), "profile", seed)
-
+from baar_jax.rollout.specs import Cap
 
 NINE = [job(f"t{number}") for number in range(9)]
-
-
-class HandEnv:
-  """An environment that ends after `length` steps, with a score of 0.5.
-
-  `fault` is called with each event. It may raise or wait.
-  """
-
-  system_prompt = "Act."
-  code_actions = False
-  scores_steps = False
-
-  def __init__(self, tape, length=2, fault=lambda call: None):
-    self.tape = tape
-    self.length = length
-    self.fault = fault
-    self.closed = threading.Event()
-    self.close = self.closed.set
-
-  def _note(self, call):
-    self.tape.append(call)
-    self.fault(call)
-
-  def reset(self, task_id):
-    self.steps = 0
-    self._note(f"reset {task_id}")
-    return "seen 0"
-
-  def step(self, action):
-    self._note(f"step {action}")
-    self.steps += 1
-    return f"seen {self.steps}", self.steps == self.length
-
-  def score(self):
-    self._note("score")
-    return 0.5
-
-
-class HandPair:
-  """Models that reply "go <step>".
-
-  Attributes:
-    texts: other replies or errors, by step or by (step, model).
-    bounds: the worst case of each model's call, by default its cost.
-    shown: the messages of all calls.
-  """
-
-  def __init__(self, tape, texts=(), bounds=USD):
-    self.names = NAMES[: len(bounds)]
-    self.tape = tape
-    self.texts = dict(texts)
-    self.bounds = bounds
-    self.shown = []
-    self.stop = functools.partial(tape.append, "stop")
-
-  def start(self, env, task, seed, reserve):
-    self.tape.append(f"start {task.id} {seed}")
-    agents = []
-    for model, usd in enumerate(self.bounds):
-      reply = functools.partial(self.reply, model, reserve)
-      agents.append(SimpleNamespace(reply=reply, bound_usd=lambda *_, usd=usd: usd))
-    return agents
-
-  def reply(self, model, reserve, messages, step):
-    with reserve(self.bounds[model]) as cost:
-      cost.usd = TRIO_USD[model]
-      self.tape.append(f"ask {NAMES[model]}")
-      self.shown.append([dict(message) for message in messages])
-      text = self.texts.get(step, f"Thought: now.\n\nAction: go {step}")
-      text = self.texts.get((step, NAMES[model]), text)
-      if isinstance(text, Exception):
-        raise text
-      return Reply(text, Call(model, USAGE, cost.usd))
-
-
-class HandPolicy(Policy):
-  """A policy with fixed decisions, such as "SLS" for three steps.
-
-  The log-probability of a decision is minus its step. If `asks` is "judge", the policy
-  asks a judge before each decision.
-  """
-
-  def __init__(self, tape, models="SLSLSLSLSL", asks=None):
-    super().__init__(PolicySpec("by-hand"))
-    self.tape = tape
-    self.models = models
-    self.asks = asks
-    self.groups = []
-    self.finished = []
-
-  def act(self, context):
-    if self.asks == "judge" and len(context.allowed) > 1:
-      context.ask(lambda: self.judge(context))
-    return (yield from super().act(context))
-
-  def judge(self, context):
-    with context.budgets.reserve(JUDGE_USD) as cost:
-      cost.usd = JUDGE_USD
-      self.tape.append("ask judge")
-    return Reply("", Call(9, Usage(1, 0, 1), JUDGE_USD))
-
-  def choose(self, ready):
-    self.tape.append("choose")
-    steps = [len(live.steps) for live in ready]
-    self.groups.append([(live.task.id, len(live.steps)) for live in ready])
-    return [Decision("SL".index(self.models[s]), -float(s), 1e-6) for s in steps]
-
-  def finish(self, live):
-    self.finished.append((live.task.id, live.job.seed, len(live.steps)))
-
-
-class HandCascade(HandPolicy):
-  """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
-
-  act = CascadePolicy.act
 
 
 @pytest.fixture

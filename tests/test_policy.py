@@ -1,6 +1,7 @@
 """Test routers as policies: their KV cache, rules, batch shapes, and the judge."""
 
 import dataclasses
+import math
 import random
 from unittest.mock import Mock
 
@@ -163,6 +164,17 @@ def test_large_is_picked_from_the_threshold_on():
   cases = ((0.5, 0.6, 1), (0.5, 0.5, 1), (0.7, 0.6, 0), (0.0, 0.0, 1))
   for value, p_large, model in cases:
     assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
+
+
+def test_a_threshold_weighs_the_dollars_of_three_models():
+  # The normalised dollars u are 0, .15 and 1. M2 replaces M3 from the logit
+  # -log(.5 / .2) / .85 on, and M1 replaces M2 from log(.5 / .3) / .15 on.
+  p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold(usd_A=(0.1, 0.4, 2.1))
+  for model, logit in ((2, -1.1), (1, -1.0), (1, 0.0), (1, 3.3), (0, 3.5)):
+    rule.value = 1 / (1 + math.exp(-logit))
+    assert rule.pick(p_A, None) == model
+  last = rule.switch_thresholds(p_A[None])[0]
+  assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.15, rel=1e-3)
 
 
 def test_a_switch_costs_the_dollars_of_a_cold_prompt():

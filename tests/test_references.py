@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from test_rules import live, models
+from hand import live, models
 from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig, SamplePlan

@@ -3,42 +3,16 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hand import live, models
 
-from baar_jax.episode import Step, Task
+from baar_jax.episode import Step
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.rules import EpisodeBudgets, RulePolicy, StepContext
-from baar_jax.rollout.specs import Job, Live, PolicySpec
-
-SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
-
-
-RULES = {
-  "always-small": rules.take_small,
-  "always-large": rules.take_large,
-  "first-large": rules.take_large,
-  "random": rules.take_randomly,
-  "stratified": rules.take_sampled,
-  "exploration": rules.take_sampled,
-  "exploration-all": rules.take_sampled,
-}
-
-
-def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
-  """Make an episode that waits for the decision of a step."""
-  task = Task(task_id, "train", "do it", 10)
-  steps, observation = SEEN[:step], SEEN[step].observation
-  return Live(
-    Job(task, purpose, trial), models=models, steps=steps, observation=observation
-  )
-
-
-def models(family, ready, **parameters):
-  """List the models that a family's rule chooses for episodes."""
-  policy = RulePolicy(PolicySpec(family, **parameters), RULES[family])
-  return [decision.model for decision in policy.choose(ready)]
+from baar_jax.rollout.rules import EpisodeBudgets, StepContext
+from baar_jax.rollout.specs import PolicySpec
 
 
 def test_random_chooses_large_with_probability_p():
@@ -60,6 +34,25 @@ def test_random_chooses_large_with_probability_p():
     all_ == models("always-large", ready) == models("first-large", ready) == [1] * 2000
   )
   assert many[::-1] == models("random", ready[::-1], p=0.5)
+
+
+def test_costlier_models_are_drawn_evenly():
+  """The draws of two models keep their values."""
+
+  def draw(seed, p, count=2, steps=20):
+    return models("random", [live("t1", seed, s, count) for s in range(steps)], p=p)
+
+  drawn = ["".join(map(str, draw(1000 + k, k / 4))) for k in (1, 2, 3)]
+  assert drawn == [
+    "00000100000000000010",
+    "10000101011001110000",
+    "11111111101101110111",
+  ]
+  counts = np.bincount(draw(0, 0.5, 3, 4000), minlength=3)
+  # Costlier models act at the same steps.
+  assert counts[1:].sum() == sum(draw(0, 0.5, steps=4000))
+  # The tolerance is three standard deviations.
+  assert counts[1] / counts[1:].sum() == pytest.approx(0.5, abs=0.034)
 
 
 # Of the results a hall, an error, a door, the hall again and a lamp, the second and the
