@@ -7,24 +7,21 @@ import itertools
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
 from pydantic import TypeAdapter
 
 from baar_jax.conditioned import fit
 from baar_jax.conditioned.heads import TERMS, Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config
-from baar_jax.envs import table
 from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import ACTED, FAILURES, SAMPLED, Batcher
-from baar_jax.learn.checkpoint import Checkpoints
+from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
-from baar_jax.llms.prices import Billing, open_billing, prices_of
+from baar_jax.llms.prices import prices_of
 from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
@@ -52,88 +49,9 @@ from baar_jax.router.reader import Reader
 from baar_jax.router.view import View
 from baar_jax.store import Store
 
-# A run cannot change the number of updates of these families, and of families whose
-# names begin with these names. So their directories' names lack this number.
-FIXED = ("pretrain", "value", SFT)
-# The ablation that trains its own SFT router, because it changes the references.
-UNSTRATIFIED = "no-stratified"
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 # The texts in the file of the value heads: a vocabulary without its directions.
 TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
-
-
-@dataclasses.dataclass(frozen=True)
-class RouterFiles:
-  """Locate the routers of one training seed in the directory of a run.
-
-  Attributes:
-    directory: the directory of the run.
-    config: the configuration of this training seed, and of the ablation.
-    mesh: the devices that routers are loaded onto.
-    training_seed: the number of the training seed, from 0.
-    ablation: a key of `config.ABLATIONS`; "" is the complete method.
-  """
-
-  directory: Path
-  config: Config
-  mesh: Mesh
-  training_seed: int = 0
-  ablation: str = ""
-
-  @property
-  def tokenizer(self) -> Path:
-    """Return the directory of the tokenizer."""
-    return self.directory / "tokenizer"
-
-  @property
-  def marks(self) -> dict[str, int | str]:
-    """Return what marks this training's lines in the log."""
-    marks = {}
-    if self.training_seed:
-      marks["train_seed"] = self.training_seed
-    if self.ablation:
-      marks["ablation"] = self.ablation
-    return marks
-
-  @property
-  def sft_family(self) -> str:
-    """Return the family of the SFT router that the training starts from."""
-    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
-
-  @functools.cached_property
-  def billing(self) -> Billing:
-    """Return the prices and prompt caches of the models."""
-    env = table.load(self.config.env.kind)
-    return open_billing(self.config.models, env.cache_rule, env.step_s)
-
-  def open_view(self, proposals: bool = False) -> View:
-    """Open the view that turns an episode into the router's tokens.
-
-    Args:
-      proposals: whether the text has the proposals, as the cascade's scorer reads it.
-    """
-    models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, proposals, models)
-
-  def checkpoints(self, family: str, lam: float | None = None) -> Path:
-    """Return the directory of a router's checkpoints.
-
-    The name of a rival that learns from stored episodes has its number of updates. So
-    the rival is trained again if `baselines.updates` changes within a run.
-
-    Args:
-      family: "pretrain", "value", "sft", "bopo", a rival, an ablation, or the
-        `sft_family` of an ablation.
-      lam: the cost weight of the training; None if the family has none.
-    """
-    name = family
-    if lam is None and not family.startswith(FIXED):
-      name += f"-{self.config.baselines.updates}"
-    if lam is not None:
-      name += f"-lam{lam:g}"
-    if self.training_seed:
-      name += f"-seed{self.training_seed}"
-    return self.directory / "checkpoints" / name
 
 
 def load_profiles(

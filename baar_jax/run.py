@@ -23,12 +23,12 @@ from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
+from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import endpoints
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
-from baar_jax.open import RouterFiles, check_trained
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, label_family, list_evaluation
 from baar_jax.rollout.loop import Failure, Pair, run_episodes
@@ -346,11 +346,14 @@ class SelfPlay:
         bar.update()
     return played
 
-  def policies(self, planned: Sequence[PolicySpec]) -> Sequence[PolicySpec]:
+  def policies(
+    self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]
+  ) -> Sequence[PolicySpec]:
     """Return the policies that can be evaluated: all of the planned ones.
 
-    Raises:
-      ValueError: a router is not trained.
+    Args:
+      planned: the policies.
+      check_trained: raises an error unless all routers of a training seed are trained.
     """
     for files in self._run.all_files():
       check_trained(files)
@@ -422,8 +425,14 @@ class Recorded:
         )
     return episodes
 
-  def policies(self, planned: Sequence[PolicySpec]) -> Sequence[PolicySpec]:
+  def policies(
+    self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]
+  ) -> Sequence[PolicySpec]:
     """Return the boundaries, and the planned policies that are recorded completely.
+
+    Args:
+      planned: the policies.
+      check_trained: not used, because no router has to play.
 
     Raises:
       ValueError: only the boundaries are recorded.

@@ -257,7 +257,7 @@ CASES = [
   (
     "on dev and test only always-SMALL and always-LARGE are recorded: record another...",
     read_recorded,
-    lambda run: run.source.policies(jobs.BOUNDARIES),
+    lambda run: run.source.policies(jobs.BOUNDARIES, None),
   ),
   (
     "the processes have different --config.seed: start all processes with the same value",

@@ -9,10 +9,11 @@ from tiny import call, episode
 
 from baar_jax.config import Config
 from baar_jax.episode import Task
+from baar_jax.paper.references import profile_tasks
 from baar_jax.report.page import compute_results
 from baar_jax.report.table import Results
 from baar_jax.rivals.families import FAMILIES
-from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
+from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARY_KEYS
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import Store
@@ -129,7 +130,10 @@ def compute(
 ) -> Results:
   """Compute the report's results on what dev chooses of these policies."""
   choice = choose_on_dev(store, listed, settings)
-  return compute_results(store, choice, 2, settings, directory, FAMILIES)
+  ids = [task.id for task in store.tasks("train")]
+  trials = [e for key in BOUNDARY_KEYS for e in store.episodes(key)]
+  profiles = profile_tasks(ids, trials)
+  return compute_results(store, choice, profiles, settings, directory, FAMILIES)
 
 
 def figures(

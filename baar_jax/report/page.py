@@ -18,8 +18,7 @@ from baar_jax.envs.table import load
 from baar_jax.llms.ledger import read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import endpoints
-from baar_jax.open import load_profiles
-from baar_jax.paper.references import measure_robustness
+from baar_jax.paper.references import Profile, measure_robustness
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.table import (
@@ -33,7 +32,7 @@ from baar_jax.report.table import (
   run_ledger,
 )
 from baar_jax.report.texts import METRIC_NAMES
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT, count_trials
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
 from baar_jax.store import Store
 
 MUTED = "#5f6875"
@@ -59,7 +58,7 @@ EPISODES = 3
 def compute_results(
   store: Store,
   choice: Choice,
-  train_tasks: int,
+  profiles: Mapping[str, Profile],
   config: Config,
   directory: Path,
   styles: Mapping[str, Style],
@@ -69,7 +68,7 @@ def compute_results(
   Args:
     store: the run's store.
     choice: the policies that were chosen on dev.
-    train_tasks: the number of training tasks with a profile.
+    profiles: the profiles of training tasks, with all trials.
     config: the run's configuration.
     directory: the run's directory.
     styles: the look of each family.
@@ -96,7 +95,7 @@ def compute_results(
   test_keys = [key for key in sorted(store.keys(policy)) if key[0] in data.tasks]
   return Results(
     config=config,
-    run=_list_facts(config, data, choice.main, train_tasks),
+    run=_list_facts(config, data, choice.main, len(profiles)),
     dev=choice.dev,
     policies=table,
     frontiers=compare.areas(data, choice, [*dict.fromkeys([choice.main, *rivals])]),
@@ -105,9 +104,7 @@ def compute_results(
     by_difficulty=compare.by_difficulty(data, choice.typical),
     latency=compare.latency(data, choice.typical),
     robustness=measure_robustness(
-      load_profiles(store, config, "train", trials=count_trials(config)),
-      config.profile.trials,
-      config.profile.robustness,
+      profiles, config.profile.trials, config.profile.robustness
     ),
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),

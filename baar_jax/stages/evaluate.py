@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config, compared_lam
-from baar_jax.open import Loader, load_profiles
+from baar_jax.open import Loader, check_trained, load_profiles
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice
 from baar_jax.report.table import COMPARED_COLUMNS, METRICS, load_split
@@ -18,6 +18,7 @@ from baar_jax.rollout.jobs import (
   COMPARED,
   CONDITIONED,
   Planned,
+  count_trials,
   list_evaluation,
 )
 from baar_jax.rollout.specs import Job, PolicySpec
@@ -30,7 +31,7 @@ def main(run: Run) -> None:
 
   Their episodes on dev decide which policies are chosen.
   """
-  specs = run.source.policies(list_specs(run.config))
+  specs = run.source.policies(list_specs(run.config), check_trained)
   _collect(run, specs, "dev")
   _collect(run, choose_on_dev(run.store, specs, run.config).entries, "test")
 
@@ -181,11 +182,9 @@ def report(run: Run) -> None:
 
   config = run.config
   # If no profile is stored, this call raises the error that names the missing stage.
-  profiles = load_profiles(run.store, config, "train")
-  played = run.source.policies(list_specs(config))
+  profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
+  played = run.source.policies(list_specs(config), check_trained)
   choice = choose_on_dev(run.store, played, config)
-  results = page.compute_results(
-    run.store, choice, len(profiles), config, run.dir, FAMILIES
-  )
+  results = page.compute_results(run.store, choice, profiles, config, run.dir, FAMILIES)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
