@@ -241,7 +241,10 @@ class SelfPlay:
     if not self._envs:
       env = self._config.env
       args = env_arguments(self._config)
-      check_walls(self._config)
+      engine = table.load(env.kind).engine
+      is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
+      if engine and not is_trusted:
+        engine.check_walls()
       count = self.live_episodes
       live = env.live_per_process
       if table.load(env.kind).needs_process:
@@ -532,23 +535,6 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
 def flatten(config: Config) -> dict[str, object]:
   """Return a configuration's values by the name of the field, such as "bopo.lam"."""
   return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]
-
-
-def check_walls(config: Config) -> None:
-  """Raise an error if API models would act and nothing confines their code.
-
-  Raises:
-    ValueError: this machine cannot confine the environment's engine.
-  """
-  engine = table.load(config.env.kind).engine
-  if config.models.kind == "scripted" or config.env.options.get("trusted"):
-    return
-  if engine and engine.code_reads and not engine.is_confinable:
-    raise ValueError(
-      "agents' code must be confined, and bubblewrap does not work here: install it "
-      "(Debian: apt-get install bubblewrap), or run everything in a container, with "
-      "--config.env.options.trusted=True (no wall at all)"
-    )
 
 
 def check_models(config: Config) -> None:

@@ -13,7 +13,7 @@ from errors_config import command
 from report_store import BOUNDARIES, FEW, config, figures, fill, specs
 
 from baar_jax import run as run_file
-from baar_jax.config import Config, EnvConfig, ModelsConfig
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs.appworld.adapter import AppWorld
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.report import frontier
@@ -152,9 +152,8 @@ def differ(tmp: Path) -> None:
 
 
 def confine(tmp: Path) -> None:
-  config = Config(env=EnvConfig("appworld"), models=ModelsConfig("chat"))
   with mock.patch.dict(vars(AppWorld.engine), is_confinable=False):
-    run_file.check_walls(config)
+    AppWorld.engine.check_walls()
 
 
 def damage_curves(tmp: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 import tiny
 
 from baar_jax.config import BoPOConfig
-from baar_jax.learn.batches import NO_TOKEN, Batch
-from baar_jax.learn.pretrain import next_token_loss
+from baar_jax.learn.batches import NO_TOKEN, Batch, next_token_loss
 from baar_jax.paper import losses
 from baar_jax.paper.bopo import compute_advantages
 from baar_jax.paper.references import Profile, mean_large_usd

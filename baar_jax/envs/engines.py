@@ -187,6 +187,19 @@ class Engine:
       command += ["--ro-bind-try", str(path), str(path)]
     return [*command, "--tmpfs", scratch, "--setenv", "HOME", scratch]
 
+  def check_walls(self) -> None:
+    """Raise an error if the engine runs agents' code and cannot be confined.
+
+    Raises:
+      ValueError: bubblewrap does not work on this machine.
+    """
+    if self.code_reads and not self.is_confinable:
+      raise ValueError(
+        "agents' code must be confined, and bubblewrap does not work here: install it "
+        "(Debian: apt-get install bubblewrap), or run everything in a container, with "
+        "--config.env.options.trusted=True (no wall at all)"
+      )
+
   @functools.cached_property
   def is_confinable(self) -> bool:
     """Return whether this machine can confine agents' code; False if there is none.

@@ -11,9 +11,16 @@ from typing import NamedTuple
 from baar_jax.conditioned import fit
 from baar_jax.config import ABLATIONS, Config, SFTConfig
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import ACTED, OUTCOMES, Batcher, Labels, Loss, draw_batches
+from baar_jax.learn.batches import (
+  ACTED,
+  OUTCOMES,
+  Batcher,
+  Labels,
+  Loss,
+  draw_batches,
+  next_token_loss,
+)
 from baar_jax.learn.checkpoint import Checkpoints, check_metrics
-from baar_jax.learn.pretrain import next_token_loss
 from baar_jax.learn.trainer import Trainer, sft_optimizer
 from baar_jax.mesh import exchange
 from baar_jax.open import (
