@@ -10,7 +10,7 @@ from unittest import mock
 
 import tiny
 from errors_config import command
-from report_store import BOUNDARIES, FEW, config, figures, fill, specs
+from report_store import BOUNDARIES, config, fill, specs
 
 from baar_jax import run as run_file
 from baar_jax.config import Config, ModelsConfig
@@ -156,11 +156,6 @@ def confine(tmp: Path) -> None:
     AppWorld.engine.check_walls()
 
 
-def damage_curves(tmp: Path) -> None:
-  (tmp / "metrics.jsonl").write_text("{}")
-  figures(FEW, directory=tmp)
-
-
 def report_unplayed(tmp: Path) -> None:
   store = fill(BOUNDARIES)
   load_split(store, [*specs(BOUNDARIES), PolicySpec("sft")], config(), "dev")
@@ -286,10 +281,6 @@ CASES = [
     "TMP/quickstart has not finished the stage references: run --stage=references first",
     command,
     "--stage=sft",
-  ),
-  (
-    "TMP/metrics.jsonl cannot be read: remove it, and run --stage=report without curves",
-    damage_curves,
   ),
   (
     "BoSFT lacks episodes on dev: run --stage=evaluate first",

@@ -1,9 +1,11 @@
 """Compare the policies that dev has chosen, by their test episodes.
 
 Letters of axes: B resamples of tasks and training seeds (index 0 is the unchanged
-data), P policies, N tasks, K caps.
+data), P policies.
 """
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,25 +13,22 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import Config
-from baar_jax.llms.prices import LARGE_RATE, SMALL_RATE
+from baar_jax.config import ABLATIONS, Config
 from baar_jax.paper import rewards
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.table import (
-  DIFFICULTIES,
-  METRICS,
-  Evaluation,
-  ExactFrontier,
-)
+from baar_jax.report.labels import Labelled, label_policy
+from baar_jax.report.table import METRICS, Evaluation
 from baar_jax.rivals.optimum import Exact, has_optimum
-from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
 from baar_jax.rollout.specs import PolicySpec
 
+DIFFICULTIES = ["easy", "hard", "intractable"]
 AREA_COLUMNS = [
   "family",
   "metric",
   "policies",
+  "vertices",
   "area",
   "area_low",
   "area_high",
@@ -37,10 +36,6 @@ AREA_COLUMNS = [
   "area_gain_low",
   "area_gain_high",
 ]
-# Generated tokens per second of the router, in a benchmark of Qwen2.5-1.5B (paper,
-# "Latency Analysis"). The time to read a prompt and the time on the network are left
-# out.
-ROUTER_RATE = 180.0
 
 
 class Choice(NamedTuple):
@@ -67,6 +62,98 @@ class Choice(NamedTuple):
   typical: dict[str, str]
 
 
+class ExactFrontier(NamedTuple):
+  """The best frontier that any router can reach over all tasks of the sandbox.
+
+  Attributes:
+    hull: the frontier's corners: dollars per task, and success in [0, 1].
+    area: the area under the frontier.
+  """
+
+  hull: Sequence[tuple[float, float]]
+  area: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Results:
+  """The results of the evaluation on test, of the policies that dev has chosen.
+
+  In the tables, columns named *_percent are in percent, and *_share in [0, 1]. Columns
+  *_low and *_high are the ends of 95 % intervals. NaN stands for a value that cannot be
+  computed.
+
+  Attributes:
+    config: the run's configuration.
+    choice: the policies that dev has chosen.
+    data: their test episodes.
+    families: the table of all families, with their labels.
+    robustness: rows that compare the tasks' difficulty by different numbers of trials.
+    ledger: a row per part of the run's dollars; see `run_ledger`.
+  """
+
+  config: Config
+  choice: Choice
+  data: Evaluation
+  families: Mapping[str, Labelled]
+  robustness: pd.DataFrame
+  ledger: pd.DataFrame
+
+  def label(self, name: str) -> str:
+    """Return a family's or a metric's name for readers; other texts are unchanged."""
+    if name in self.families:
+      return self.families[name].label
+    return METRICS.get(name, name)
+
+  @functools.cached_property
+  def policies(self) -> pd.DataFrame:
+    """Return a row per chosen policy, by its key, with its label and its figures."""
+    labels = {s.key: label_policy(s, self.families) for s in self.choice.entries}
+    return tabulate_policies(self.data).assign(label=pd.Series(labels))
+
+  @functools.cached_property
+  def metrics(self) -> list[str]:
+    """Return the metrics that the report shows, the environment's SR first.
+
+    If the mean score equals the rate of successes for every policy, only SR is shown.
+    """
+    sr = self.data.sr
+    if (self.policies.score_percent == self.policies.success_percent).all():
+      return [sr]
+    return sorted(METRICS, key=lambda metric: metric != sr)
+
+  @functools.cached_property
+  def frontiers(self) -> pd.DataFrame:
+    """Return the areas of all families but the ablations, and the main one's gains."""
+    families = [self.choice.main]
+    for family, _ in self.choice.vertices:
+      if family not in (*families, *BOUNDARY_KEYS, *ABLATIONS, COMPARED):
+        families.append(family)
+    return areas(self.data, self.choice, families, self.metrics)
+
+  @functools.cached_property
+  def ablations(self) -> pd.DataFrame:
+    """Return the areas of the ablations, and BoPO's gains at the same `lam`."""
+    families = []
+    if self.config.baselines.ablations:
+      families = [COMPARED, SFT, *ABLATIONS]
+    return areas(self.data, self.choice, families, self.metrics)
+
+  @functools.cached_property
+  def hard_budget(self) -> pd.DataFrame:
+    """Return a row per cap K and family, with the family's best policy on dev."""
+    return hard_budgets(self.data, self.policies, self.choice)
+
+  @functools.cached_property
+  def by_difficulty(self) -> pd.DataFrame:
+    """Return each family's shares of dollars on easy, hard and intractable tasks."""
+    return share_by_difficulty(self.data, self.choice.typical)
+
+  @functools.cached_property
+  def exact(self) -> ExactFrontier | None:
+    """Return the sandbox's exact frontier; None without one."""
+    return exact_frontier(self.config)
+
+
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
   """Compute each policy's value with its 95 % interval.
 
@@ -91,7 +178,6 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
     A row per policy, by its key.
   """
   table = data.entries.drop(columns="trained")
-  table["episodes"] = data.episodes.policy.value_counts()
   table = table.join(data.mean(["deciding_usd", "steps", "large_calls", "spent_usd"]))
   for column, mean_PxB in data.resampled.items():
     table = table.join(intervals(column, mean_PxB))
@@ -106,7 +192,9 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   return table
 
 
-def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataFrame:
+def areas(
+  data: Evaluation, choice: Choice, families: Sequence[str], metrics: Sequence[str]
+) -> pd.DataFrame:
   """Compute the area of each family, and the first family's gain over each.
 
   A family's area is the area under the line through its policies that were chosen on
@@ -117,13 +205,14 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
     data: the evaluation on test.
     choice: the policies that dev has chosen.
     families: the families. The first one is compared with the others.
+    metrics: some of METRICS.
 
   Returns:
     A row per family and metric, with AREA_COLUMNS.
   """
   first_B = {}
   rows = []
-  for family, metric in itertools.product(families, METRICS):
+  for family, metric in itertools.product(families, metrics):
     if (family, metric) not in choice.vertices:
       continue
     policies = choice.vertices[family, metric]
@@ -134,6 +223,7 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
     if family == families[0]:
       first_B[metric] = area_B
     row = {"family": family, "metric": metric, "policies": policies}
+    row["vertices"] = len(policies)
     rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
   # Naming the columns keeps them in a table without rows.
   return pd.DataFrame(rows, columns=AREA_COLUMNS)
@@ -142,20 +232,16 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
   """Return the figures of each family under each cap K.
 
-  The boundary policies, which have no cap, come first, then the main family, then the
-  others. A row has the figures of the family's best policy on dev under the cap. `gain`
-  is the main family's SR under the cap minus the row's SR, paired by task.
+  The boundary policies, which have no cap, are in the rows of every K. A row has the
+  figures of the family's best policy on dev under the cap. `gain_points` is the main
+  family's SR under the cap minus the row's SR, paired by task.
 
   Args:
     data: the evaluation on test.
     table: the rows of `tabulate_policies`.
     choice: the policies that dev has chosen.
   """
-  first = [*BOUNDARY_KEYS, choice.main]
   table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
-  table = table.sort_values(
-    "family", key=lambda family: ~family.isin(first), kind="stable"
-  )
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
     group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
@@ -164,11 +250,11 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
     # If the main family has no policy under this cap, the mean is NaN, so every gain is
     # NaN too.
     gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
-    groups.append(group.assign(K=int(K)).join(intervals("gain", gain_PxB)))
+    groups.append(group.assign(K=int(K)).join(intervals("gain_points", gain_PxB)))
   return pd.concat(groups).rename_axis("policy").reset_index()
 
 
-def by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
+def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   """Compute how each family's dollars are divided among the difficulties of tasks.
 
   The difficulty of a test task follows from the test episodes of the boundary policies.
@@ -182,11 +268,8 @@ def by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
     A row per family with shares in [0, 1]; NaN if the family's episodes have cost
       nothing.
   """
-  trials = (
-    data.episodes.groupby(["task_id", "policy"])
-    .success.agg(list)
-    .unstack()[[*BOUNDARY_KEYS]]
-  )
+  successes = data.episodes.groupby(["task_id", "policy"]).success.agg(list)
+  trials = successes.unstack()[[*BOUNDARY_KEYS]]
   difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
@@ -194,31 +277,6 @@ def by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   sums = sums.reindex(columns=DIFFICULTIES, fill_value=0.0)
   shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
   return shares.add_suffix("_share").rename_axis("family").reset_index()
-
-
-def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
-  """Compute the mean seconds per episode of one policy of each family.
-
-  `small_s`, `large_s` and `router_s` are computed from numbers of tokens at the paper's
-  tokens per second. A router's decision is one token. A judge generates at LARGE's
-  rate, and a rejected proposal at SMALL's rate. `waited_s` is measured: the time in
-  which an episode waited for its router or judge.
-
-  Args:
-    data: the evaluation on test.
-    typical: by family, the key of the policy that represents it in this table.
-  """
-  table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
-  mean = table.groupby("policy").mean().loc[[*typical.values()]]
-  mean.index = pd.Index(typical, name="family")
-  seconds = pd.DataFrame(
-    {"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE}
-  )
-  seconds["large_s"] = mean.large_tokens / LARGE_RATE
-  seconds["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE
-  seconds["router_share"] = seconds.router_s / seconds.sum(axis=1)
-  seconds["waited_s"] = mean.router_latency_s.where(mean.router_latency_s > 0)
-  return seconds
 
 
 def exact_frontier(config: Config) -> ExactFrontier | None:

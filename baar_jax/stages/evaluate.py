@@ -2,15 +2,24 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config, compared_lam
+from baar_jax.llms.ledger import read_spent
 from baar_jax.open import Loader, check_trained, load_profiles
+from baar_jax.paper.references import measure_robustness
 from baar_jax.report import frontier
-from baar_jax.report.compare import Choice
-from baar_jax.report.table import COMPARED_COLUMNS, METRICS, load_split
-from baar_jax.report.texts import label_policy, terminal_table
+from baar_jax.report.compare import Choice, Results
+from baar_jax.report.labels import label_policy
+from baar_jax.report.table import (
+  COMPARED_COLUMNS,
+  METRICS,
+  load_split,
+  run_ledger,
+)
+from baar_jax.report.texts import terminal_table
 from baar_jax.rivals.families import FAMILIES, find_uncapped, list_specs
 from baar_jax.rollout.jobs import (
   BOPO,
@@ -173,6 +182,42 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
   ]
 
 
+def load_results(
+  store: Store,
+  listed: Sequence[PolicySpec],
+  config: Config,
+  directory: Path,
+  robustness: Sequence[dict] = (),
+) -> Results:
+  """Read what the report shows.
+
+  Args:
+    store: the run's store.
+    listed: the policies that were played on dev.
+    config: the run's configuration.
+    directory: the run's directory.
+    robustness: the result of `measure_robustness`.
+
+  Raises:
+    ValueError: a policy's episodes are missing.
+  """
+  choice = choose_on_dev(store, listed, config)
+  models = len(config.models.names)
+  spent = None
+  if config.models.kind == "chat":
+    # The judge's calls are recorded under the index after the last model's.
+    spent = read_spent(directory, models + 1)
+  ledger = run_ledger(store.table(), spent, models)
+  return Results(
+    config=config,
+    choice=choice,
+    data=load_split(store, choice.entries, config, "test"),
+    families=FAMILIES,
+    robustness=pd.DataFrame(robustness),
+    ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
+  )
+
+
 def report(run: Run) -> None:
   """Write the results as a page, figures and tables, and print the main results."""
   if not run.is_main:
@@ -181,10 +226,10 @@ def report(run: Run) -> None:
   from baar_jax.report import page
 
   config = run.config
-  # If no profile is stored, this call raises the error that names the missing stage.
   profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
-  played = run.source.policies(list_specs(config), check_trained)
-  choice = choose_on_dev(run.store, played, config)
-  results = page.compute_results(run.store, choice, profiles, config, run.dir, FAMILIES)
+  trials = config.profile.trials
+  robustness = measure_robustness(profiles, trials, config.profile.robustness)
+  listed = run.source.policies(list_specs(config), check_trained)
+  results = load_results(run.store, listed, config, run.dir, robustness)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
