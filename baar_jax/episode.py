@@ -1,4 +1,8 @@
-"""Define the records that every stage reads and writes: Task, Call, Step, Episode."""
+"""Define the records that every stage reads and writes: Task, Call, Step, Episode.
+
+An episode is a task that a policy plays once. At each of its steps the policy decides
+which model acts, and the calls of the step are what the decision cost.
+"""
 
 import dataclasses
 import json
@@ -144,8 +148,8 @@ class Step:
     proposal: the last action that a model proposed in a cascade; None if no action was
       proposed.
     score: the score after the action; None if the environment has no score per step.
-    started_s: seconds from a served session's first request to this one; None in runs
-      that play tasks, whose time is simulated.
+    started_s: seconds on a clock when the step began, of which only differences count;
+      None in runs that play tasks, whose time is simulated.
   """
 
   observation: str
@@ -165,7 +169,7 @@ class Step:
 
   @property
   def cost_usd(self) -> float:
-    """Return the dollars of the calls that act and of proposals that were not taken."""
+    """Return the dollars of the calls that act and of proposals (paper: c(a_t))."""
     return self.usd("act", "proposal")
 
   @property
@@ -182,7 +186,7 @@ class Step:
 
   @property
   def spent_usd(self) -> float:
-    """Return the dollars of all calls, an upper bound on the step's bill."""
+    """Return the dollars of all calls: what caps count, at least the step's bill."""
     return sum(call.cost_usd for call in self.calls)
 
 
@@ -222,7 +226,10 @@ class Episode:
 
   @property
   def cost_usd(self) -> float:
-    """Return the dollars of the calls that act and of proposals that were not taken."""
+    """Return the cost of all steps in dollars (paper: C(tau)).
+
+    It leaves out failed attempts and the answers of a judge, which `spent_usd` has.
+    """
     return sum(step.cost_usd for step in self.steps)
 
   @property

@@ -171,8 +171,7 @@ class Run:
   def print(self, text: str) -> None:
     """Print a line; processes other than the main one print nothing."""
     if self.is_main:
-      # Every line is flushed, because a program may wait for the line with the server's
-      # address.
+      # Every line is flushed, because another program may wait for a line.
       print(text, flush=True)
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:

@@ -13,6 +13,11 @@ denominator has eps 0.1, and advantages are clipped, because a group of equal re
 would have an advantage of -1e8. The bonus of hard tasks is for successes only, as in
 the paper's table of rewards (Eq. 5 lacks the indicator). The KL is the exact sum over
 models. AdamW has a weight decay, and gradients are clipped.
+
+Rollouts are asked of a `Source`, which plays the missing ones with the loop of
+`rollout/loop.py`. A policy is described by a `PolicySpec` (rollout/specs.py), and here
+it is a `RouterPolicy` that samples (router/policy.py). Checkpoints and the log are
+written by stages/train.py.
 """
 
 import math
@@ -53,7 +58,7 @@ class Update(NamedTuple):
     episodes: the number of episodes that it rolled out.
     gradient_steps: the number of gradient steps that it took.
     metrics: the metrics of its rollouts, and of its gradient steps.
-    waiting: the number of episodes that wait for a later update.
+    waiting: the number of episodes that wait for a later update, in vanilla RL only.
   """
 
   number: int

@@ -1,5 +1,10 @@
 """Compute the losses of BoSFT and BoPO from arrays (paper Eq. 8).
 
+`sft_loss`, `policy_loss` and `exact_kl` are the formulas on whole arrays. A gradient
+step adds up micro-batches, so `sft_batch_loss` and `bopo_loss` return the same losses
+as terms: a sum with its count, and the micro-batch's share of the step
+(learn/batches.py).
+
 Axes: B episodes, S decisions of an episode, A models.
 """
 

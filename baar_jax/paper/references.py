@@ -1,7 +1,9 @@
 """Profile tasks by their boundary trials, and choose reference trajectories.
 
-Paper: Task Difficulty Taxonomy, stratified sampling (Eq. 3), and the appendix on the
-number of trials.
+Paper: Task Difficulty Taxonomy, stratified sampling (Eqs. 3 and 4), and the appendix
+on the number of trials. Eq. 3's random choices are made in `rollout/rules.py`, when the
+samples are played; this file reads the played episodes. `ALWAYS_SMALL` and
+`ALWAYS_LARGE` are the boundary policies, and an episode names its policy by the key.
 """
 
 import collections
@@ -189,7 +191,7 @@ def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:
 
 
 def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode:
-  """Choose the reference trajectory tau* of a task (paper: stratified sampling).
+  """Choose the reference trajectory tau* of a task (paper Eq. 4).
 
   - Easy: the cheapest success of always-SMALL.
   - Intractable: the cheapest trial of always-SMALL.
@@ -199,7 +201,7 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode
   Args:
     profile: the profile of the task.
     stratified: the samples of a hard task in the order of k = 1..N; empty for other
-      tasks and for the ablation `clone_large`.
+      tasks, and for the ablation that clones always-LARGE instead.
   """
   if profile.difficulty == "intractable":
     return find_cheapest(profile.small)
@@ -216,7 +218,7 @@ def choose_references(
   Args:
     profiles: the profiles by task id.
     stratified: the stratified samples of hard tasks, in the order of k; empty for the
-      ablation `clone_large`.
+      ablation that clones always-LARGE instead.
 
   Returns:
     Episodes by task id.

@@ -1,4 +1,7 @@
-"""Compute difficulty, normalised cost, reward and advantage (paper: Methodology)."""
+"""Compute difficulty, normalised cost, reward and advantage (paper Eqs. 5 to 7).
+
+Each function takes numbers. `paper/bopo.py` calls them with the episodes of a group.
+"""
 
 from collections.abc import Sequence
 

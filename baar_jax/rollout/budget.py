@@ -1,4 +1,9 @@
-"""Count calls and dollars against caps, with reservations and settlements."""
+"""Count calls and dollars against caps, with reservations and settlements.
+
+A cap is the paper's hard budget (Eq. 2), and what remains of it is b_t (Eq. 9). The
+dollars of a call are known only after the call. So its worst case is reserved before
+the call, and replaced by its cost afterwards.
+"""
 
 import contextlib
 import functools

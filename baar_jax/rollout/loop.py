@@ -1,4 +1,10 @@
-"""Play many episodes at once: one decision for all that wait, then steps in threads."""
+"""Play many episodes at once: one decision for all that wait, then steps in threads.
+
+`run_episodes` is the loop over all live episodes, `play_episode` the life of one of
+them. They meet at a generator: it yields when its episode needs a decision, and the
+loop sends the decision. `Decider` batches the decisions of episodes that other programs
+play.
+"""
 
 import asyncio
 import dataclasses
@@ -298,32 +304,32 @@ def play_episode(
 
 
 class Decider:
-  """Decide for the sessions of one policy, in batches.
+  """Decide for live episodes that other programs play, in batches.
 
-  The policy remembers at most `rows` sessions: those with the newest decisions.
+  The policy remembers at most `rows` episodes: those with the newest decisions.
 
   Attributes:
-    lives: the live episode of each session that has a row in the KV cache, by
-      `Live.key`. The session with the newest decision is last.
+    lives: the live episodes that have a row in the KV cache, by `Live.key`. The one
+      with the newest decision is last.
   """
 
   def __init__(self, policy: Policy, rows: int):
-    """Set up a decider without any sessions.
+    """Set up a decider without any episodes.
 
     Args:
-      rows: the number of sessions that the policy's KV cache can hold.
+      rows: the number of episodes that the policy's KV cache can hold.
     """
     self.policy = policy
     self.lives: dict[tuple[str, int], Live] = {}
     self._rows = rows
-    # The calls that wait for a decision. They are stored by call and not by session,
+    # The calls that wait for a decision. They are stored by call and not by episode,
     # because a client may drop a call and send the next one while the dropped call is
     # being decided.
     self._ready: dict[Live, asyncio.Future[Decision]] = {}
     self._lock = asyncio.Lock()
 
   async def decide(self, live: Live) -> Decision:
-    """Choose a session's next model, in one batch with all waiting sessions.
+    """Choose an episode's next model, in one batch with all waiting episodes.
 
     The first waiting call runs the policy in a thread. The other calls await the
     result.
@@ -347,18 +353,18 @@ class Decider:
       del self._ready[live]
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Return the policy's decisions for different sessions.
+    """Return the policy's decisions for different episodes.
 
-    There must be at most as many sessions as the policy's KV cache has rows.
+    There must be at most as many episodes as the policy's KV cache has rows.
     """
     for live in ready:
       self.remember(live)
     return self.policy.choose(ready)
 
   def remember(self, live: Live) -> None:
-    """Keep a session's live episode, as the one with the newest decision.
+    """Keep a live episode, as the one with the newest decision.
 
-    If there are more sessions than rows in the KV cache, free the row of the session
+    If there are more episodes than rows in the KV cache, free the row of the episode
     whose last decision is the oldest.
     """
     self.lives.pop(live.key, None)

@@ -1,4 +1,9 @@
-"""Define the interface of policies, one step of an episode, and policies by rule."""
+"""Define the interface of policies, one step of an episode, and policies by rule.
+
+An agent is a model in one episode: it answers the conversation so far, and it knows the
+worst case of its next call (llms/history.py). `Policy.act` plays a step up to the
+agent's reply. `StepContext` keeps it within the budgets (paper Eq. 9).
+"""
 
 import dataclasses
 import random

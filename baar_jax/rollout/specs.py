@@ -1,4 +1,8 @@
-"""Define the records of policies, caps, trials, live episodes and decisions."""
+"""Define the records of policies, caps, trials, live episodes and decisions.
+
+A `PolicySpec` says what decides, a `Job` what is played, a `Cap` what may be spent. A
+`Live` is what a policy sees before a decision, a `Decision` is what it returns.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -66,8 +70,8 @@ class Cap:
 class PolicySpec:
   """The specification of a policy: all that its decisions depend on.
 
-  A parameter that the policy does not have is None. The order of the fields is the
-  order of the parameters in `key`.
+  Most parameters belong to one family only; a parameter that the policy does not have
+  is None. The order of the fields is the order of the parameters in `key`.
 
   Attributes:
     family: the policy's family, a row of the table in rivals/families.py.
@@ -87,8 +91,8 @@ class PolicySpec:
     mu: success that one dollar is worth.
     rank: rank of the model that always acts, from 1.
     patience: number of steps for which LARGE acts after trouble; see
-      `take_after_trouble`.
-    plans: the sampling plans of a policy that follows them; see `take_sampled`.
+      `take_after_trouble` in rollout/rules.py.
+    plans: the sampling plans of a policy that follows them; see `take_sampled` there.
     rollout: whether the router samples its decisions, to learn from the episodes.
     cap_conditioned: whether the policy reads the remaining cap before it decides.
     cap: the limits of the policy's episodes.
@@ -190,7 +194,8 @@ class Decision(NamedTuple):
     cost_usd: dollars of the router's compute.
     latency_s: seconds that the decision took.
     p_A: the router's probability of each model; empty if it has none.
-    known: how usual the text is, in [0, 1]; see `compare_words`. None if unknown.
+    known: how usual the text is, in [0, 1]; see `compare_words` in router/inputs.py.
+      None if unknown.
     calls: the calls that the decision needed, such as that of a judge.
     proposal: the last action that a model proposed; None if no action was proposed.
   """
@@ -205,7 +210,7 @@ class Decision(NamedTuple):
   proposal: str | None = None
 
   def within(self, allowed: Sequence[int]) -> "Decision":
-    """Replace a model that the budgets forbid.
+    """Replace a model that the budgets forbid (paper Eq. 9).
 
     The nearest cheaper model that they allow takes its place; if there is none, the
     cheapest model that they allow. Then a budget decided, so there is no `logp`.
@@ -265,8 +270,7 @@ class Live:
       `steps`.
     draft: the step that waits for this decision, if more than its observation is known:
       a policy may show its router a proposed action.
-    started_s: seconds from a served session's first request to this one; None if time
-      is simulated.
+    started_s: seconds on a clock when this step began; None if time is simulated.
   """
 
   job: Job

@@ -1,4 +1,9 @@
-"""Turn a router's probabilities into decisions."""
+"""Turn a router's probabilities into decisions.
+
+Training draws a model by them (`Sample`); the evaluation compares LARGE's probability
+with a threshold (`Threshold`). A `Reader` computes the logits, with a KV cache of every
+live episode's text (router/reader.py).
+"""
 
 import dataclasses
 import random

@@ -1,6 +1,9 @@
 """Turn episodes into the text and the tokens that a router reads.
 
-The tokenizer is trained on a run's episodes, or copied from pretrained weights.
+A transcript (the default) is one text that grows with its episode, in which each
+decision is a token; a prompt (the paper's) is written anew for every step. Both are cut
+to windows of `max_tokens`. The tokenizer is trained on a run's episodes, or copied from
+pretrained weights. In these texts LARGE is called BIG, as in the paper's prompts.
 """
 
 import functools

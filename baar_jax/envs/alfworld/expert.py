@@ -196,7 +196,7 @@ def _fetch(
 
   Args:
     facts: the state of the game.
-    objects: the objects that serve the goal.
+    objects: the objects that fit the goal.
     treatment: the treatment that the goal asks for.
     targets: the receptacles in which the object belongs.
   """
