@@ -142,3 +142,18 @@ def test_doubtful_answers_are_not_priced(texts, problem):
     meter.read(text)
   with pytest.raises(ImpossibleUsage, match=problem):
     meter.usage()
+
+
+def test_a_reply_is_known_again_without_ids_and_layout():
+  """Its text and its tool calls may also come back as two messages."""
+  look = {"name": "look", "arguments": '{"at": "door"}'}
+  wait = {"name": "wait", "arguments": "not json"}
+  calls = [{"id": "1", "function": look}, {"id": "2", "function": wait}]
+  first = [{"role": "assistant", "content": "A look.", "tool_calls": calls}]
+  compact = {"name": "look", "arguments": '{"at":"door"}'}
+  parts = [
+    {"role": "assistant", "content": " A\nlook."},
+    {"role": "assistant", "tool_calls": [{"function": compact}]},
+  ]
+  first, again = (read_history({"messages": given}).atoms for given in (first, parts))
+  assert again == first[:2] and len({*first}) == 3
