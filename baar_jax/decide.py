@@ -57,7 +57,7 @@ class Router:
 
   @classmethod
   def load(cls, directory: str | Path, sessions: int = 16) -> "Router":
-    """Open the router that `--stage=serve` would serve.
+    """Open the budget-conditioned router of a run, or else its BoPO or SFT router.
 
     Args:
       directory: the run's directory, such as "runs/quickstart".
