@@ -107,8 +107,9 @@ def reference_advantage(
       A_g = clip((R_g - max(mean_G R, R(tau*))) / (std_G R + eps), -clip, clip)
 
   If all episodes of a group fail and the reference succeeds, all advantages are
-  negative. The standard deviation is the population's, and 0 if all rewards are equal.
-  A tiny eps would then give huge advantages, so eps = 0.1 and the clip are our choices.
+  negative (for lam < 1). The standard deviation is the population's, and 0 if all
+  rewards are equal. A tiny eps would then give huge advantages, so eps = 0.1 and the
+  clip are our choices.
 
   Args:
     reward_G: the rewards of the group's episodes.
