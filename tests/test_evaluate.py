@@ -9,7 +9,7 @@ import tiny
 from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
-from baar_jax.episode import SMALL, SPLITS
+from baar_jax.episode import SMALL
 from baar_jax.open import Loader, load_router
 from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
@@ -19,7 +19,6 @@ from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
-from baar_jax.store import KEY
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,9 @@ def run(tmp_path_factory):
   config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
   config.value.updates, config.value.heads = 2, 2
-  config.baselines = BaselinesConfig(
-    tuple(sorted(name for name in FAMILIES if FAMILIES[name].is_rival)),
-    tuple(ABLATIONS),
-    compared_lam=0.1,
-    updates=1,
-  )
+  rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
+  ablations = tuple(ABLATIONS)
+  config.baselines = BaselinesConfig(rivals, ablations, compared_lam=0.1, updates=1)
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   run = Run(config)
   for stage in (train.baselines, evaluate.main):
@@ -41,9 +37,6 @@ def run(tmp_path_factory):
       stage(run)
   # What is missing is reported before anything is run.
   assert len(run.store.table()) == 0
-  # By stage: (task_id, seed) of the episodes that it has added.
-  run.added = {}
-  before = set()
   for stage in (
     collect.profile,
     collect.references,
@@ -54,66 +47,53 @@ def run(tmp_path_factory):
     evaluate.main,
   ):
     stage(run)
-    after = set(run.store.table()[[*KEY]].itertuples(index=False))
-    run.added[stage] = {(task_id, seed) for _, task_id, seed in after - before}
-    before = after
   yield run
   run.close()
 
 
-def test_no_purpose_shares_a_seed_with_another_one(run):
-  stages = collect.profile, collect.references, train.bopo, evaluate.main
-  purposes = [run.added[stage] for stage in stages]
-  assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
-  added = run.added[evaluate.main]
-  seeds = {split: {s for t, s in added if t.startswith(split)} for split in SPLITS}
-  assert seeds == {"train": set(), "dev": {2000}, "test": {3000}}
+def test_each_purpose_has_seeds_of_its_own(run):
+  table = run.store.table()
+  seeds = table.groupby(table.task_id.str.split("-").str[0]).seed.agg(set).to_dict()
+  # Two trials of the profile and three references, then dev, test or rollouts.
+  shared = {0, 1, 1001, 1002, 1003}
+  assert seeds["dev"] == shared | {2000}
+  assert seeds["test"] == {3000}
+  assert seeds["train"] == shared | {10_000, 10_001, 10_002, 10_003}
   # No purpose can have so many trials (1000) that it reaches the next one's first seed.
-  names = ("profile", "reference", "dev", "test", "rollout")
-  assert min(np.diff([FIRST_SEED[name] for name in names])) >= SEEDS
+  assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 
 
 def test_every_policy_plays_every_dev_task_within_its_cap(run):
-  """A reused episode equals the episode that the policy itself would have played."""
-
-  def outcome(e):
-    return (
-      e.task_id,
-      e.seed,
-      e.score,
-      e.stop,
-      [(s.model, s.action, s.observation) for s in e.steps],
-    )
-
-  jobs = [Job(task, "dev", 0) for task in run.tasks("dev")]
   specs = list_specs(run.config)
   chosen = {spec.key for spec in choose_on_dev(run.store, specs, run.config).entries}
-  assert {"always-small", "always-large"} < chosen < {spec.key for spec in specs}
-  loader = Loader(run.files(), run.source.live_episodes)
+  assert {*BOUNDARY_KEYS} < chosen < {spec.key for spec in specs}
   for spec in specs:
     K = spec.cap.calls
     stored = run.store.episodes(spec.key)
     assert any(e.task_id.startswith("test") for e in stored) == (spec.key in chosen)
     # The boundaries' episodes include those of the profile.
     episodes = [e for e in stored if e.seed == 2000]
-    assert {(e.task_id, e.seed) for e in episodes} == {
-      (job.task.id, job.seed) for job in jobs
-    }
+    assert [e.task_id for e in episodes] == [task.id for task in run.tasks("dev")]
     assert {e.call_budget for e in episodes} == {K}
+    assert K is None or all(e.large_calls <= K for e in episodes)
     for e in episodes:
-      models = [step.model for step in e.steps]
-      assert K is None or e.large_calls == sum(models) <= K
-      if spec.key in BOUNDARY_KEYS:
-        assert set(models) == {spec.key == "always-large"}
+      first, *rest = (step.model for step in e.steps)
       if spec.family == "first-large":
-        assert models == [1] + [0] * (len(models) - 1)
-    if spec.family in ("first-large", "random") and K is not None:
-      rule = loader.build(spec)
-      rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-      played = run.source.episodes(
-        "own", Planned(rule.spec, jobs), lambda spec, rule=rule: rule
-      )
-      assert list(map(outcome, played)) == list(map(outcome, episodes))
+        assert first == 1 and not any(rest)
+
+
+def test_a_reused_episode_is_what_the_policy_would_have_played(run):
+  def steps(episodes):
+    return [[(s.model, s.action, s.observation) for s in e.steps] for e in episodes]
+
+  jobs = [Job(task, "dev", 0) for task in run.tasks("dev")]
+  for key in ("first-large(K=1)", "random(p=0.5,K=1)"):
+    (spec,) = (spec for spec in list_specs(run.config) if spec.key == key)
+    rule = Loader(run.files(), run.source.live_episodes).build(spec)
+    rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
+    planned = Planned(rule.spec, jobs)
+    played = run.source.episodes("own", planned, lambda spec, rule=rule: rule)
+    assert steps(played) == steps(run.store.episodes(key, {job.key for job in jobs}))
 
 
 def test_rivals_learn_from_as_many_episodes_as_bopo(run):

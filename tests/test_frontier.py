@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
-from scipy.stats import t
 
 from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
@@ -57,16 +56,13 @@ def test_an_area_equals_that_of_scipys_hull(points):
 # The first two policies are the boundaries. The others are random mixes of them.
 SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])  # of LARGE's episodes
 TRAINED = np.arange(17) > 1
-# The default run, then configs/reproduce.py, with other effects: standard deviations
+# The default run, then configs/reproduce.py with other effects: standard deviations
 # between trainings. At an effect of 0.05 three training seeds are too few: the coverage
-# is 0.92 to 0.93 (docs/evaluation.md), so the band is 0.91 to 0.97 there, and 0.93 to
-# 0.97 in the other settings.
+# is 0.92 to 0.93 (docs/evaluation.md).
 SETTINGS = pytest.mark.parametrize(
   ("tasks", "seeds", "trials", "effect", "least"),
   [
     (60, 1, 2, 0.0, 0.93),
-    (60, 3, 1, 0.03, 0.93),
-    (100, 3, 1, 0.0, 0.93),
     (100, 3, 1, 0.03, 0.93),
     (100, 3, 1, 0.05, 0.91),
   ],
@@ -89,12 +85,11 @@ def play(rng, effect_R, tasks, trials) -> tuple[np.ndarray, np.ndarray]:
   return cost.mean(axis=0).T, (rng.random(shape) < rate).mean(axis=0).T
 
 
-def check(name: str, true: float, value_XxB: np.ndarray, least: float, bias: float):
+def check(true: float, value_XxB: np.ndarray, least: float, bias: float = 0.0):
   """Compare the values of simulated runs, and their intervals, with the true value."""
   value_X = value_XxB[:, 0]
   bounds = [interval("x", value_B) for value_B in value_XxB]
   covered = np.mean([x["x_low"] <= true <= x["x_high"] for x in bounds])
-  print(f"{name}: mean {value_X.mean():.4f}, coverage {covered:.3f}")
   error = value_X.std() / math.sqrt(RUNS)
   assert value_X.mean() == pytest.approx(true, abs=3 * error + bias)
   assert least <= covered <= 0.97
@@ -118,7 +113,7 @@ def test_mixes_of_the_boundaries_have_an_area_of_a_half(
     test = play(rng, effect_R, tasks, trials)
     cost_VxB, score_VxB = (means(x[names], TRAINED[names], draws) for x in test)
     areas.append(frontier.area_along(cost_VxB, score_VxB))
-  check("area", 0.5, np.array(areas), least, 0.2 * effect)
+  check(0.5, np.array(areas), least, 0.2 * effect)
 
 
 @SETTINGS
@@ -136,7 +131,7 @@ def test_paired_differences_are_covered(tasks, seeds, trials, effect, least):
   value_PxNxR = success.mean(axis=-1).reshape(-1, tasks, seeds)
   trained_P = np.arange(2 * RUNS) >= RUNS
   mean_PxB = means(value_PxNxR, trained_P, draw(tasks, seeds, 500))
-  check("difference", 0.064, mean_PxB[RUNS:] - mean_PxB[:RUNS], least, 0.0)
+  check(0.064, mean_PxB[RUNS:] - mean_PxB[:RUNS], least)
 
 
 def test_training_seeds_have_students_interval():
@@ -144,18 +139,19 @@ def test_training_seeds_have_students_interval():
   value_PxNxR = np.tile([[[1.0, 2.0, 6.0]], [[5.0, 5.0, 5.0]]], (1, 40, 1))
   trained = np.array([True, True])
   mean_PxB = means(value_PxNxR, trained, draw(40, 3, 40_000))
-  half = t.ppf(0.975, 2) * np.std([1, 2, 6], ddof=1) / math.sqrt(3)
-  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx(
-    [3, 3 - half, 3 + half], abs=0.03 * half
-  )
+  # The half width: t of 2 degrees of freedom, 4.3027, times sqrt(7) / sqrt(3).
+  expected = [3, 3 - 6.5725, 3 + 6.5725]
+  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx(expected, abs=0.2)
   assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
-  # Where no router was trained, and where chance explains as much, there is
-  # nothing to add.
-  assert np.ptp(
-    means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1
-  ) == pytest.approx([0, 0])
-  noise_PxNxR = np.stack([np.roll([1.0, 2.0, 6.0], k) for k in range(3)])[None]
-  assert np.ptp(means(noise_PxNxR, trained[:1], draw(3, 3, 100))) == pytest.approx(0)
+
+
+def test_only_what_trainings_explain_widens_an_interval():
+  # A policy without training, and one whose training seeds differ by chance only.
+  value_1xNxR = np.tile([1.0, 2.0, 6.0], (1, 40, 1))
+  untrained = means(value_1xNxR, np.array([False]), draw(40, 3, 100))
+  noise_1xNxR = np.array([[[1.0, 2.0, 6.0], [6.0, 1.0, 2.0], [2.0, 6.0, 1.0]]])
+  noisy = means(noise_1xNxR, np.array([True]), draw(3, 3, 100))
+  assert [np.ptp(untrained), np.ptp(noisy)] == pytest.approx([0, 0])
 
 
 def test_a_task_may_lack_a_seed():
