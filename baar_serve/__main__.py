@@ -19,12 +19,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baar_jax.open import Loader, RouterFiles, open_router
 from baar_jax.rollout.rules import Policy
@@ -42,8 +41,9 @@ Result = TypeVar("Result")
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
 GRACE_S = 1
-# Seconds within which the headers of a request must arrive.
+# Limits on the headers of a request: seconds until they have arrived, and bytes.
 HEADERS_S = 10.0
+MOST_HEADER_BYTES = 2**19
 # Most open connections of clients; further ones get HTTP 503.
 MOST_CONNECTIONS = 2000
 
@@ -142,46 +142,45 @@ def serve(config: ServeConfig) -> None:
       raise opening.error
 
 
-class Connection(H11Protocol):
-  """A client's connection with a time limit for the headers of each request.
+class Connection(HttpToolsProtocol):
+  """A client's connection, with limits on the time and the bytes of headers.
 
-  A request that states its length in two ways is refused, and the connection closes.
+  Attributes:
+    timer: ends the connection if the headers of a request are late; None after them.
+    size: the number of bytes that have come since the limits began.
   """
 
   timer: asyncio.TimerHandle | None = None
+  size = 0
 
-  def __init__(self, *args: object, **options: object):
-    """Refuse a request that states its length in two ways, and close."""
-    super().__init__(*args, **options)
-    next_event = self.conn.next_event
-
-    def read_event() -> object:
-      """Read the next event of the connection."""
-      event = next_event()
-      names = {name for name, _ in getattr(event, "headers", ())}
-      if names >= {b"content-length", b"transfer-encoding"}:
-        raise h11.RemoteProtocolError("two lengths")
-      return event
-
-    self.conn.next_event = read_event
+  def await_headers(self) -> None:
+    """Begin the limits of a request, unless they have begun."""
+    if self.timer is None:
+      self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
+      self.size = 0
 
   def connection_made(self, transport: asyncio.Transport) -> None:
-    """Start the time limit of the first request."""
+    """Await the first request."""
     super().connection_made(transport)
-    self.timer = self.loop.call_later(HEADERS_S, transport.close)
+    self.await_headers()
+
+  def on_message_begin(self) -> None:
+    """Begin to read a request."""
+    super().on_message_begin()
+    self.await_headers()
+
+  def on_headers_complete(self) -> None:
+    """End the limits, and begin to answer the request."""
+    self.timer.cancel()
+    self.timer = None
+    super().on_headers_complete()
 
   def data_received(self, data: bytes) -> None:
-    """Read data; the time limit ends with the headers, and starts with the next."""
+    """Read data; refuse a request whose headers are too long."""
     super().data_received(data)
-    if self.cycle and not self.cycle.response_complete:
-      self.timer.cancel()
-    elif self.timer.cancelled():
-      self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
-
-  def connection_lost(self, error: Exception | None) -> None:
-    """End the time limit."""
-    self.timer.cancel()
-    super().connection_lost(error)
+    self.size += len(data)
+    if self.timer and self.size > MOST_HEADER_BYTES:
+      self.send_400_response("The headers are too long.")
 
 
 async def wait_for_thread(work: Callable[[], Result]) -> Result:

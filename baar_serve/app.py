@@ -33,19 +33,19 @@ from baar_serve.exchange import Exchange
 from baar_serve.forms import chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.request import (
-  EXHAUSTED,
   PASSED_HEADERS,
   ClientKey,
+  ClientRequest,
   ListQuery,
   Refusal,
   SessionScore,
   StrictRecord,
   read_body,
-  read_headers,
-  write_event,
 )
 from baar_serve.sessions import Purse
 
+# Most sessions in a list.
+MOST_SESSIONS = 100
 EVENT_STREAM = "text/event-stream"
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
@@ -176,7 +176,9 @@ class App(Starlette):
         has another host than those in LOCAL.
     """
     hosts = request.headers.getlist("host")
-    if not self._keys and not (len(hosts) == 1 and LOCAL_HOST.fullmatch(hosts[0])):
+    if len(hosts) != 1:
+      raise Refusal(400, "A request needs one host header. Send exactly one.")
+    if not self._keys and not LOCAL_HOST.fullmatch(hosts[0]):
       # A web page of another site may point its host name at this machine, and so call
       # this server from the user's browser (DNS rebinding).
       names = " or ".join(LOCAL)
@@ -199,40 +201,33 @@ class App(Starlette):
     self, form: WireForm, request: Request, key: ClientKey
   ) -> Response:
     """Answer a call in its wire form: choose a model, call it, and book the cost."""
-    body = await self._read(request)
-    headers = read_headers(request)
+    call = ClientRequest(
+      key,
+      form,
+      request.headers,
+      await self._read(request),
+      request.path_params.get("session"),
+      request.url.query,
+    )
+    if form is responses.FORM:
+      self.exchange.items.resolve(key.name, call.body)
+    delivery = self.exchange.deliver(call, self.desk.receive)
+    # After the body, the next message is that the client has left.
+    leaving = asyncio.ensure_future(request.receive())
+    leaving.add_done_callback(delivery.drop)
     try:
-      if form is responses.FORM:
-        self.exchange.items.resolve(key.name, body)
-      receive = functools.partial(self.desk.receive, key, form, headers, body)
-      delivery = self.exchange.deliver(key.name, form, headers, body, receive)
-      # After the body, the next message is that the client has left.
-      leaving = asyncio.ensure_future(request.receive())
-      leaving.add_done_callback(delivery.drop)
-      try:
-        # If a client leaves, this task is cancelled, and the answer must go on.
-        fields, own_headers = await asyncio.shield(delivery.begun)
-      finally:
-        leaving.cancel()
-    except Refusal as refusal:
-      is_finished = self.exchange.config.exhausted == "finish"
-      # Some agents go on after a text, and stop at this status.
-      is_finished &= refusal.status != form.last_status
-      if refusal.code != EXHAUSTED or not is_finished:
-        raise
-      fields = form.write_answer(str(refusal), NAME)
-      own_headers = refusal.headers
+      # If a client leaves, this task is cancelled, and the answer must go on.
+      fields, headers = await asyncio.shield(delivery.begun)
+    finally:
+      leaving.cancel()
     if not fields:
       return StreamingResponse(
-        delivery.follow(), headers=own_headers, media_type=EVENT_STREAM
+        delivery.follow(), headers=headers, media_type=EVENT_STREAM
       )
-    if body.get("stream"):
-      content = b"".join(map(write_event, form.write_stream(fields)))
-      return Response(content, headers=own_headers, media_type=EVENT_STREAM)
     # JSON escapes all characters beyond ASCII here, because a model's text may end with
     # half a surrogate pair, which UTF-8 cannot encode.
     content = json.dumps(fields)
-    return Response(content, headers=own_headers, media_type="application/json")
+    return Response(content, headers=headers, media_type="application/json")
 
   async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
     """Pass a request for a count of tokens on to a model. It costs nothing."""
@@ -288,7 +283,7 @@ class App(Starlette):
       "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
       "ORDER BY changed_s DESC LIMIT ?"
     )
-    values = (query.before_s, client or key.client, query.name, query.limit)
+    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS)
     purses = self.exchange.sessions.list_purses(condition, *values)
     return [self.desk.describe(purse) for purse in purses]
 
@@ -339,7 +334,7 @@ class App(Starlette):
     usd = make_counter("baar_usd", "US dollars; unknown costs at their worst case.")
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
     for model, outcome, count, sum_usd in self.exchange.sessions.read(select):
-      labels = (self.exchange.names[model], outcome)
+      labels = (self.exchange.config.models.names[model], outcome)
       calls.labels(*labels).inc(count)
       usd.labels(*labels).inc(sum_usd)
     text = prometheus.generate_latest(registry)
@@ -350,7 +345,7 @@ class App(Starlette):
     """Respond with the HTML page of the newest sessions."""
     exchange = self.exchange
     page = self._page.render(
-      names=exchange.names,
+      names=exchange.config.models.names,
       config=exchange.config,
       query=request.query_params,
       sessions=self._list_newest(request, key),

@@ -5,8 +5,8 @@ import codecs
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Collection, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
 
 import httpx2
 
@@ -16,7 +16,6 @@ from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, prices_of
 from baar_jax.llms.provider import (
   UNREADABLE,
   Outcome,
-  backoff_s,
   endpoints,
   read_refusal,
 )
@@ -200,70 +199,3 @@ class Client:
       return UNREADABLE if fields is None else Whole(fields, meter)
     passed = pick_headers(response.headers, RETRY_HEADERS)
     return read_refusal(response.status_code, content, passed, self._key)
-
-
-# The type of the result of a whole call.
-Answer = TypeVar("Answer")
-
-
-class Books(Protocol[Answer]):
-  """The account of one call, which pays for the attempts and chooses the model."""
-
-  def list_successors(self, outcome: Outcome) -> Collection[int]:
-    """List the models that may take over after the last retry of this one."""
-
-  def reserve(self) -> contextlib.AbstractContextManager:
-    """Reserve the worst case of an attempt while it is made, and record the attempt."""
-
-  async def attempt(self) -> Whole | Stream | Outcome:
-    """Make one attempt, and return its result."""
-
-  def settle(self, outcome: Whole | Stream | Outcome) -> Answer | None:
-    """Settle the cost of the attempt; return the answer, or None if it failed."""
-
-  def refuse(self, outcome: Outcome, attempts: int) -> Exception:
-    """Make the error to raise after the last failed attempt.
-
-    Args:
-      outcome: the outcome of that attempt.
-      attempts: number of attempts at the model that was asked last.
-    """
-
-  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Choose the model of the next attempt, after a wait.
-
-    Args:
-      outcome: the outcome of the attempt that failed.
-      wait_s: seconds to wait before the same model is asked again.
-      is_last: whether the model has no retries left.
-
-    Returns:
-      Whether the next attempt goes to another model.
-    """
-
-
-async def ask(books: Books[Answer], retries: int) -> Answer:
-  """Repeat the attempts at a call until one succeeds.
-
-  Args:
-    books: the account of the call.
-    retries: number of attempts after the first one, for each model.
-
-  Raises:
-    Exception: all attempts failed, or no attempt can succeed. `books.refuse` makes this
-      error.
-  """
-  attempt = 0
-  while True:
-    with books.reserve():
-      outcome = await books.attempt()
-      answer = books.settle(outcome)
-    if answer is not None:
-      return answer
-    is_over = outcome.is_paused or outcome.hopeless
-    is_last = is_over or attempt == retries
-    if outcome.fatal or is_last and not books.list_successors(outcome):
-      raise books.refuse(outcome, attempt + 1)
-    wait_s = 0.0 if is_over else outcome.wait_s + backoff_s(attempt)
-    has_moved = await books.prepare(outcome, wait_s, is_last)
-    attempt = 0 if has_moved else attempt + 1

@@ -80,8 +80,6 @@ class ServeConfig:
     max_large_calls: Default cap on a session's LARGE calls, which a client can only
       lower; None is no cap.
     max_total_usd: Cap on the US dollars of all sessions together; 0 is no cap.
-    exhausted: Answer to a call whose worst case exceeds a budget: an error with status
-      402 or 429, or "finish" for a whole answer that says so.
     call_timeout_s: Seconds that a client's call may take with all of its attempts.
     max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
       the model's longest reply.
@@ -109,7 +107,6 @@ class ServeConfig:
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
   max_total_usd: float = not_negative(0.0)
-  exhausted: str = Field("402", pattern="^(402|429|finish)$")
   call_timeout_s: float = positive(600.0)
   max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
   record_text: bool = False

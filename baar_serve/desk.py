@@ -12,13 +12,12 @@ from baar_jax.rollout.jobs import cap_spec
 from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
-from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.records import State
 from baar_serve.request import (
-  PASSED_HEADERS,
   CallFields,
   ClientHistory,
   ClientKey,
+  ClientRequest,
   Refusal,
   find_lowest,
   read_history,
@@ -82,30 +81,19 @@ class Desk:
     usual = policy_of_name[f"{NAME}:{config.policy}"]
     self.policies = {NAME: usual} | policy_of_name
 
-  def receive(
-    self,
-    key: ClientKey,
-    form: WireForm,
-    headers: Mapping[str, str],
-    body: dict,
-  ) -> ClientCall:
-    """Read a client's call, and find its purse and its conversation.
+  def receive(self, request: ClientRequest) -> ClientCall:
+    """Find the purse and the conversation of a client's call.
 
     The call's messages contain the previous reply, which tells the action of the
     conversation's last step.
-
-    Args:
-      key: the client's key.
-      form: the wire form of the call.
-      headers: the headers, and the session's name in the URL under the name "url".
-      body: the JSON body.
 
     Raises:
       Refusal: the call has a wrong field, or the ledger cannot be written.
     """
     self._sessions.commit()
-    fields = CallFields.read_call(headers, body)
-    history = read_history(body, form)
+    key = request.key
+    fields = request.fields
+    history = read_history(request.body, request.form)
     selected = self._select(fields.model_name)
     purse = self._find_purse(key, fields)
     conversation = self._match(key, fields, history, selected, purse)
@@ -128,7 +116,7 @@ class Desk:
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
     policy = self.find_spec(selected, cap).key
-    is_side = conversation is None and self._is_side_call(purse, headers, body)
+    is_side = conversation is None and self._is_side_call(purse, request)
     if conversation and conversation.state.policy != policy:
       conversation = None
     if conversation is None and not is_side:
@@ -152,9 +140,7 @@ class Desk:
     if records and records[-1].place == len(history.actions) - 1:
       action = history.actions[-1] * config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
-    passed_headers = pick_headers(headers, PASSED_HEADERS)
-    query = headers.get("query", "")
-    return ClientCall(form, body, history, purse, conversation, passed_headers, query)
+    return ClientCall(request, history, purse, conversation)
 
   def _select(self, name: str) -> SelectedPolicy:
     """Find the policy of a model name, or of the name that it is an alias of.
@@ -243,20 +229,18 @@ class Desk:
         best_rank = rank
     return best
 
-  def _is_side_call(
-    self, purse: Purse, headers: Mapping[str, str], body: Mapping
-  ) -> bool:
+  def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
 
     Such a call offers no tools and continues no conversation. It comes from one of
     `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
     that offered tools.
     """
-    if body.get("tools") or not self._config.side_calls:
+    if request.body.get("tools") or not self._config.side_calls:
       return False
-    if headers.get("user-agent", "").startswith(TOOL_AGENTS):
+    if request.headers.get("user-agent", "").startswith(TOOL_AGENTS):
       return True
-    tokens = bound_tokens(body)
+    tokens = bound_tokens(request.body)
     open_ones = "purse = ? AND changed_s > 0"
     for conversation in self._sessions.list_conversations(open_ones, purse.id):
       records = conversation.records
@@ -319,6 +303,5 @@ class Desk:
       began_s=state.began_s,
       is_unlike=2 * unlike > len(steps),
       score=conversation.score,
-      count=len(steps),
       steps=steps,
     )

@@ -19,12 +19,11 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.store import Store
-from baar_serve.client import Whole, ask
+from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forms import responses
-from baar_serve.forms.wire import WireForm
-from baar_serve.request import END, CallFields, Refusal, SessionScore
+from baar_serve.request import END, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Conversation, Purse, Sessions
 
@@ -124,7 +123,6 @@ class Exchange:
   All of its methods run in one event loop.
 
   Attributes:
-    names: the names of the models, SMALL first.
     deciders: the decider of each rule, such as "small" or "router".
     items: the items of the newest responses.
   """
@@ -151,9 +149,9 @@ class Exchange:
     self._run_config = run_config
     self.sessions = sessions
     self._store = store
-    self.names = config.models.names
     models = config.models
-    self.upstreams = [Upstream(models, index) for index in range(len(self.names))]
+    indices = range(len(models.names))
+    self.upstreams = [Upstream(models, index) for index in indices]
     self.budgets = Budgets(config, sessions, self.upstreams)
     # The newest answers by the client, the names and the hash of their call's body.
     self._deliveries: dict[tuple, Delivery] = {}
@@ -165,12 +163,7 @@ class Exchange:
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
 
   def deliver(
-    self,
-    client: str,
-    form: WireForm,
-    headers: Mapping[str, str],
-    body: dict,
-    receive: Callable[[], ClientCall],
+    self, request: ClientRequest, receive: Callable[[ClientRequest], ClientCall]
   ) -> Delivery:
     """Answer a call, or find the answer that is being made for a retry of it.
 
@@ -179,17 +172,16 @@ class Exchange:
     (x-stainless-retry-count).
 
     Args:
-      client: the name of the client's key.
-      form: the wire form of the call.
-      headers: the headers, and the session's name in the URL under the name "url".
-      body: the JSON body.
       receive: finds the purse and the conversation of the call.
 
     Raises:
       Refusal: the call has a wrong field.
     """
-    fields = CallFields.read_call(headers, body)
-    digest = hash_text(json.dumps(body, sort_keys=True))
+    fields = request.fields
+    headers = request.headers
+    client = request.key.name
+    form = request.form
+    digest = hash_text(json.dumps(request.body, sort_keys=True))
     place = (client, form.path, fields.purse, fields.conversation, digest)
     delivery = self._deliveries.get(place)
     if delivery and delivery.is_repeatable:
@@ -202,7 +194,7 @@ class Exchange:
       # The client repeats a call after an error; its session has no other name.
       call = dataclasses.replace(delivery.call, start_s=time.monotonic())
     else:
-      call = receive()
+      call = receive(request)
     delivery = Delivery(call)
     self._deliveries[place] = delivery
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
@@ -226,7 +218,7 @@ class Exchange:
     try:
       async with asyncio.timeout_at(until_s):
         routed = await self.decide(call)
-        answer = await ask(routed, self.config.models.retries)
+        answer = await routed.ask(self.config.models.retries)
       if isinstance(answer, Whole):
         routed.answer = answer.fields
         routed.book_reply(answer.meter)
@@ -349,13 +341,12 @@ class Exchange:
         "Score it once, after the answer to its last call.",
       )
     main, *others = conversations
-    main.state.task_id = scored.task or main.state.task_id
     # If the server is killed before it saves the score, the client will send the score
     # again. The mark prevents a second copy of the episode.
     mark = f"conversation {main.id}"
     cap = purse.cap
     episode = Episode(
-      main.state.task_id,
+      scored.task or main.state.task_id,
       main.state.policy,
       seed=0,
       steps=main.steps,

@@ -2,9 +2,10 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
@@ -32,12 +33,8 @@ Tokens = Annotated[int, Field(ge=1, le=10**7)]
 BODY_S = 60.0
 # Headers of a client that go on to the upstream model.
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
-# Where clients name their session. The first place that a request has counts: a header,
-# or a field of the body after "body.".
+# Headers in which clients name their session, after the two of this program.
 SESSION_NAMES = (
-  "x-baar-session-id",
-  "x-session-id",
-  "url",  # the NAME in /s/NAME/v1
   "x-claude-code-session-id",
   "session-id",  # Codex
   "session_id",
@@ -47,14 +44,9 @@ SESSION_NAMES = (
   "x-litellm-trace-id",
   "x-task-id",  # Cline
   "agent-session-id",  # Goose
-  "body.session_id",
-  "body.metadata.session_id",
-  "body.litellm_session_id",
-  "body.metadata.user_id",  # Claude Code
-  "body.prompt_cache_key",
 )
-# Where clients name a conversation within a session. All names that a request has count
-# together.
+# Headers in which clients name a conversation within a session. All names that a
+# request has count together.
 CONVERSATION_NAMES = (
   "x-baar-conversation",
   "x-claude-code-agent-id",
@@ -64,8 +56,9 @@ CONVERSATION_NAMES = (
 # OpenCode names the session of a subagent's parent here. The subagent draws on the
 # parent's purse.
 PARENT_NAME = "x-parent-session-id"
-# Places whose text has the session's id among other ids.
+# The session's id in a text with other ids, and the fields that have such a text.
 ID_IN_TEXT = re.compile(r"session_(?:id\W+)?([\w-]{8,})")
+TEXTS_WITH_IDS = ("x-codex-turn-metadata", "user_id")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
 # Reasoning that some models write into their text.
@@ -136,8 +129,8 @@ CONVERSATION = "the conversation's name"
 class CallFields(StrictRecord):
   """The fields of a client's call that set its policy, its session and its caps.
 
-  They come from the call's body and headers. None stands for a field that the client
-  has not sent.
+  They come from the call's body and headers; see `ClientRequest.fields`. None stands
+  for a field that the client has not sent.
 
   Attributes:
     model: the name of the policy that decides, perhaps with a cap on LARGE calls, such
@@ -168,36 +161,6 @@ class CallFields(StrictRecord):
   )
   score: Share | None = Field(None, alias="x-baar-score", strict=False)
 
-  @classmethod
-  def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
-    """Read the fields of a call from its headers and its body.
-
-    A field of the body with the value null counts as missing.
-
-    Args:
-      headers: the headers, and the session's name in the URL under the name "url".
-
-    Raises:
-      Refusal: a field is missing, has another type, or is out of its bounds.
-    """
-    places = {**headers}
-    metadata = body.get("metadata")
-    for prefix, fields in (("body.", body), ("body.metadata.", metadata)):
-      for name, value in fields.items() if isinstance(fields, dict) else ():
-        places[prefix + name] = value
-    fields = drop_nulls(body)
-    for name, value in headers.items():
-      if name.startswith("x-"):
-        fields[name] = value
-    fields[SESSION] = next(find_names(places, SESSION_NAMES), None)
-    names = [*find_names(places, CONVERSATION_NAMES)]
-    if PARENT_NAME in headers:
-      names.append(fields[SESSION] or "")
-    # A conversation's name counts within its session.
-    is_named = fields[SESSION] is not None
-    fields[CONVERSATION] = "/".join(map(str, names)) * is_named
-    return cls.read(fields)
-
   @property
   def model_name(self) -> str:
     """Return the field `model` without its caps."""
@@ -211,7 +174,7 @@ class CallFields(StrictRecord):
 
 
 class ClientKey(StrictRecord):
-  """A client's key, as a table of the file `serve.keys`.
+  """A client's key, as a table of the file `keys`.
 
   Attributes:
     sha256: the SHA-256 of the key in hexadecimal digits.
@@ -255,13 +218,11 @@ class ListQuery(StrictRecord):
     client: the name of a client's key; "" is all.
     name: a part of the session's name.
     before_s: only sessions that changed before this time, in seconds since 1970.
-    limit: the largest number of sessions.
   """
 
   client: str = ""
   name: str = ""
   before_s: float = Field(1e12, strict=False)
-  limit: int = Field(100, strict=False, ge=1, le=100)
 
 
 async def read_body(request: Request, limit_mb: float) -> dict:
@@ -298,20 +259,71 @@ async def read_body(request: Request, limit_mb: float) -> dict:
   return fields
 
 
-def find_names(places: Mapping[str, object], names: Sequence[str]) -> Iterator[object]:
-  """Find the names that a request has in some places, in their order.
+@dataclasses.dataclass
+class ClientRequest:
+  """A client's call of a model, as it came.
 
-  Args:
-    places: the headers and the fields of the body, by place.
-    names: places of `SESSION_NAMES` or `CONVERSATION_NAMES`.
+  Attributes:
+    key: the client's key.
+    form: the wire form of the call.
+    headers: the headers.
+    body: the JSON body.
+    session: the NAME in the URL /s/NAME/v1; None without one.
+    query: the query of the URL.
   """
-  for place in names:
-    value = places.get(place)
-    if place in ("x-codex-turn-metadata", "body.metadata.user_id"):
+
+  key: ClientKey
+  form: WireForm
+  headers: Mapping[str, str]
+  body: dict
+  session: str | None = None
+  query: str = ""
+
+  @functools.cached_property
+  def fields(self) -> CallFields:
+    """Read the fields of the call; one with the value null counts as missing.
+
+    Raises:
+      Refusal: a field is missing, has another type, or is out of its bounds.
+    """
+    session = next(self.list_names(), None)
+    names = [*find_names(self.headers, *CONVERSATION_NAMES)]
+    if PARENT_NAME in self.headers:
+      names.append(session or "")
+    fields = drop_nulls(self.body)
+    for name, value in self.headers.items():
+      if name.startswith("x-"):
+        fields[name] = value
+    fields[SESSION] = session
+    # A conversation's name counts within its session.
+    fields[CONVERSATION] = "/".join(map(str, names)) * (session is not None)
+    return CallFields.read(fields)
+
+  def list_names(self) -> Iterator[object]:
+    """List the names of the session in the call; the first one counts."""
+    metadata = self.body.get("metadata")
+    if not isinstance(metadata, dict):
+      metadata = {}
+    yield from find_names(self.headers, "x-baar-session-id", "x-session-id")
+    if self.session is not None:
+      yield self.session
+    yield from find_names(self.headers, *SESSION_NAMES)
+    yield from find_names(self.body, "session_id")
+    yield from find_names(metadata, "session_id")
+    yield from find_names(self.body, "litellm_session_id")
+    yield from find_names(metadata, "user_id")  # Claude Code
+    yield from find_names(self.body, "prompt_cache_key")
+
+
+def find_names(fields: Mapping[str, object], *names: str) -> Iterator[object]:
+  """Find the names of a session or a conversation in some fields, in their order."""
+  for name in names:
+    value = fields.get(name)
+    if name in TEXTS_WITH_IDS:
       found = ID_IN_TEXT.search(str(value))
       value = found and found[1]
     # Some clients send one prompt_cache_key for all tasks. An id names a session.
-    if place == "body.prompt_cache_key" and not UUID.fullmatch(str(value)):
+    if name == "prompt_cache_key" and not UUID.fullmatch(str(value)):
       value = None
     if value is not None:
       yield value
@@ -333,11 +345,9 @@ class ClientHistory(History):
 
   Attributes:
     atoms: a hash of each text and each tool call of the assistant, in order.
-    opening_chars: the number of characters up to the first reply.
   """
 
   atoms: list[str]
-  opening_chars: int
 
 
 def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
@@ -360,16 +370,10 @@ def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
   except ValueError as error:
     raise Refusal(400, f"Correct the field {form.history}: {error}.") from None
   atoms = []
-  opening_chars = 0
-  has_reply = False
   for turn in turns:
-    if not has_reply:
-      opening_chars += len(turn.text)
     if turn.role == "assistant":
-      has_reply = True
       atoms += hash_turn(turn)
-  fields = vars(read_turns(turns))
-  return ClientHistory(**fields, atoms=atoms, opening_chars=opening_chars)
+  return ClientHistory(**vars(read_turns(turns)), atoms=atoms)
 
 
 def hash_turn(turn: Turn) -> list[str]:
@@ -403,13 +407,8 @@ def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:
   return hash_text(CACHE_MARK.sub("", text))
 
 
-def write_event(data: dict | str) -> bytes:
-  """Write one server-sent event. Its data is the text, or the JSON of the dict.
-
-  An event with a type also has it as its name.
-  """
-  if isinstance(data, str):
-    return f"data: {data}\n\n".encode()
+def write_event(data: dict) -> bytes:
+  """Write one server-sent event. An event with a type also has it as its name."""
   name = f"event: {data['type']}\n" if "type" in data else ""
   return f"{name}data: {json.dumps(data)}\n\n".encode()
 
@@ -420,13 +419,4 @@ def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
   for name, value in drop_nulls(values).items():
     text = f"{value:.9f}" if isinstance(value, float) else str(value)
     headers[f"x-baar-{name}"] = text
-  return headers
-
-
-def read_headers(request: Request) -> dict[str, str]:
-  """Return a request's headers, its query, and the session's name in its URL."""
-  headers = dict(request.headers)
-  headers["query"] = request.url.query
-  if name := request.path_params.get("session"):
-    headers["url"] = name
   return headers

@@ -5,14 +5,14 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import prometheus_client as prometheus
 
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.http import LOST, explain
-from baar_jax.llms.provider import PRESUMED, REPLY, Outcome
+from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, backoff_s
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
@@ -132,9 +132,8 @@ class Budgets:
       "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
     )
     purse.refusals += call.conversation is not None
-    status = 429 if self.config.exhausted == "429" else 402
     return Refusal(
-      status if purse.refusals < 2 else call.form.last_status,
+      402 if purse.refusals < 2 else call.form.last_status,
       f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
       f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
       "--config.max_total_usd forbids it. End the task without a further call.",
@@ -173,8 +172,6 @@ class Budgets:
 class RoutedCall:
   """A client's call and the model chosen for it, with the costs of its attempts.
 
-  `baar_serve.client.ask` makes the attempts with the methods of this class.
-
   Attributes:
     step: the conversation's next step; `step.model` is the chosen model.
     affordable: the affordable models when the model was last chosen.
@@ -208,19 +205,13 @@ class RoutedCall:
 
     If the call did not fit its window, these are the models with a larger one.
     """
-    window_tokens = self.budgets.window_tokens
     successors = set()
-    for model in range(len(self.budgets.upstreams)):
-      is_larger = window_tokens(model) > window_tokens(self.step.model)
-      if outcome.is_overflow and is_larger:
-        successors.add(model)
+    window_tokens = self.budgets.window_tokens
+    if outcome.is_overflow:
+      for model in range(len(self.budgets.upstreams)):
+        if window_tokens(model) > window_tokens(self.step.model):
+          successors.add(model)
     return successors
-
-  @property
-  def large_p(self) -> float:
-    """Return the probability of a LARGE call; 0 or 1 unless a router decided."""
-    p_A = self.decision.p_A
-    return 1 - p_A[SMALL] if p_A else float(self.step.model != SMALL)
 
   @property
   def headers(self) -> dict[str, str]:
@@ -231,12 +222,11 @@ class RoutedCall:
     values = {
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
-      "p-large": self.large_p,
       "known": self.decision.known,
     }
     return self.call.headers | write_headers(values)
 
-  def begin(self) -> Attempt:
+  def begin(self) -> None:
     """Begin an attempt, and reserve its worst case in all budgets."""
     call = self.call
     request = call.prepared[self.step.model].request
@@ -248,7 +238,6 @@ class RoutedCall:
       self.step,
       self.offer.worst_case_usd,
     )
-    return self.last_attempt
 
   def end(
     self, kind: str, call: Call | None = None, record: Record | None = None
@@ -264,45 +253,46 @@ class RoutedCall:
     self.last_attempt = None
     self.budgets.sessions.end(attempt, kind, call, record)
 
-  @contextlib.contextmanager
-  def reserve(self) -> Iterator[None]:
-    """Reserve the worst case of an attempt, which is made inside the `with` block.
+  async def ask(self, retries: int) -> Whole | Stream:
+    """Repeat the attempts at a call until one succeeds.
 
-    If an exception ends the block, the attempt is booked at its worst case.
+    After an answer the reservation stays until `book_reply` settles its cost. If an
+    exception ends an attempt, the attempt is booked at its worst case.
+
+    Args:
+      retries: the number of attempts after the first one, for each model.
+
+    Raises:
+      Refusal: all attempts failed, or no attempt can succeed.
     """
-    self.begin()
-    try:
-      yield
-    except BaseException:
-      # The upstream may bill an attempt that was cancelled, so the purse must pay for
-      # it.
-      if self.last_attempt:
+    number = 0
+    while True:
+      self.begin()
+      try:
+        answer = await self.upstream.attempt(self.call, self.offer.reply_tokens)
+      except BaseException:
+        # The upstream may bill an attempt that was cancelled, so the purse must pay for
+        # it.
         self.end(PRESUMED)
-      raise
+        raise
+      if not isinstance(answer, Outcome):
+        return answer
+      self.end(answer.kind)
+      is_over = answer.is_paused or answer.hopeless
+      is_last = is_over or number == retries
+      if answer.fatal or is_last and not self.list_successors(answer):
+        raise self.refuse(answer)
+      if not is_over:
+        await asyncio.sleep(answer.wait_s + backoff_s(number))
+      has_moved = await self.choose_again(answer, is_last)
+      number = 0 if has_moved else number + 1
 
-  async def attempt(self) -> Whole | Stream | Outcome:
-    """Make an attempt at the chosen model."""
-    return await self.upstream.attempt(self.call, self.offer.reply_tokens)
-
-  def settle(self, outcome: Whole | Stream | Outcome) -> Whole | Stream | None:
-    """Settle the newest attempt if it has failed.
-
-    After an answer the reservation stays until `book_reply` settles its cost.
-
-    Returns:
-      The answer, or None after a failure.
-    """
-    if not isinstance(outcome, Outcome):
-      return outcome
-    self.end(outcome.kind)
-    return None
-
-  def refuse(self, outcome: Outcome, attempts: int = 1) -> Refusal:
+  def refuse(self, outcome: Outcome) -> Refusal:
     """Make the error answer for a client after the last attempt has failed."""
     return self.upstream.refuse(outcome, self.call.form)
 
-  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Choose the model of the next attempt, after a wait.
+  async def choose_again(self, outcome: Outcome, is_last: bool) -> bool:
+    """Choose the model of the next attempt.
 
     The same model tries again, unless it has no retry left or its call no longer fits
     the budgets. Then the affordable one of `list_successors` takes its place whose
@@ -310,16 +300,14 @@ class RoutedCall:
 
     Args:
       outcome: the failure of the last attempt.
-      wait_s: the seconds to wait.
       is_last: True if the model has no retry left.
 
     Returns:
       True if another model was chosen.
 
     Raises:
-      Refusal: no model may try, or the conversation was scored during the wait.
+      Refusal: no model may try, or the conversation was scored meanwhile.
     """
-    await asyncio.sleep(wait_s)
     try:
       self.affordable = await self.budgets.find_affordable(self.call)
     except Refusal:

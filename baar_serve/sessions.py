@@ -503,14 +503,16 @@ class Sessions:
   def complete_step(
     self, conversation: Conversation, action: str, score: float | None
   ) -> None:
-    """Set the action and the score of a conversation's last step.
+    """Store the action and the score of a conversation's last step.
 
-    The next commit stores them.
+    Raises:
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
     """
     record = conversation.records[-1]
-    record.step.action = action
-    record.step.score = score
-    self._late.append(Late([self._update_record(record)], lambda: None))
+    step = dataclasses.replace(record.step, action=action, score=score)
+    if step != record.step:
+      self.commit(self._update_record(dataclasses.replace(record, step=step)))
+      record.step = step
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""

@@ -24,13 +24,6 @@ from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.request import SessionScore, read_history
 
-# Metrics of the steps in ATIF (a trajectory format), whose sums a file states in
-# `final_metrics`.
-SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
-# Largest difference between a recorded sum and the sum of the steps (our choice). It
-# allows for rounded dollars.
-USD_EPS = 1e-6
-
 
 class RecordedCall(TypedDict, total=False):
   """A call of a recorded session, in the form that baar_serve/README.md defines.
@@ -98,9 +91,10 @@ def store_file(path: Path, run: Run) -> None:
 def list_calls(line: str) -> list[RecordedCall]:
   """Read the calls in a line: one chat completion, or an ATIF trajectory.
 
+  ATIF is a trajectory format.
+
   Raises:
-    ValueError: the line is no JSON, or a trajectory states a sum that differs from the
-      sum of its steps.
+    ValueError: the line is no JSON.
   """
   if not line.strip():
     return []
@@ -122,18 +116,6 @@ def list_calls(line: str) -> list[RecordedCall]:
       calls.append({"session": record["session_id"]} | record["extra"] | call)
     for result in (step.get("observation") or {}).get("results", ()):
       messages.append(dict(role="tool", content=result.get("content")))
-  totals = record.get("final_metrics") or {}
-  for name in SUMS:
-    metrics = [call["usage"].get(name) for call in calls]
-    counts = [count for count in metrics if count is not None]
-    total = totals.get(f"total_{name}")
-    # If no step states dollars, a stated sum of dollars is not compared. The
-    # configuration's prices give the dollars in any case.
-    is_summed = counts or name != "cost_usd"
-    if is_summed and total is not None and abs(total - sum(counts)) > USD_EPS:
-      raise ValueError(
-        f"total_{name} is {total}, but the steps add up to {sum(counts)}"
-      )
   return calls
 
 

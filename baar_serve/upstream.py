@@ -13,9 +13,11 @@ from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
 from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_error
 from baar_serve.client import Client, Stream, Whole
 from baar_serve.config import ServeConfig, UpstreamsConfig
-from baar_serve.forms.wire import WireForm, drop_reasoning
+from baar_serve.forms.wire import WireForm, drop_reasoning, pick_headers
 from baar_serve.request import (
+  PASSED_HEADERS,
   ClientHistory,
+  ClientRequest,
   Refusal,
   hash_prefix,
   hash_turn,
@@ -27,8 +29,6 @@ from baar_serve.sessions import Conversation, Purse
 LEAST_REPLY = 256
 # The words of a model that refuses another model's reasoning, or settings of reasoning.
 REASONING = re.compile("reasoning|thinking|signature|encrypted")
-# Shares of a cap in dollars at which a client is warned.
-WARNED_SHARES = (0.5, 0.75, 0.9)
 # Seconds between two attempts at an upstream model that fails all the time.
 PROBE_S = 30.0
 # An answer that has another form than expected raises one of these exceptions.
@@ -94,13 +94,12 @@ class ClientCall:
   """A client's call, with the purse that pays and the conversation it belongs to.
 
   Attributes:
-    form: the wire form.
-    body: the JSON body.
+    request: the call as it came.
     history: the messages of the body, read as an unfinished episode.
     purse: the purse that pays.
     conversation: the conversation; None for a side call, which is no step.
-    passed_headers: the client's headers that go on to the model.
-    query: the query of the client's URL, which goes on, too.
+    form: the wire form.
+    body: the JSON body.
     call_s: seconds from the conversation's first call to this one.
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
@@ -109,24 +108,22 @@ class ClientCall:
       hash, as in `Cache`; None if no later call can use it.
   """
 
-  form: WireForm
-  body: dict
+  request: ClientRequest
   history: ClientHistory
   purse: Purse
   conversation: Conversation | None
-  passed_headers: dict[str, str] = dataclasses.field(default_factory=dict)
-  query: str = ""
   start_s: float = dataclasses.field(default_factory=time.monotonic)
 
   def __post_init__(self) -> None:
-    """Compute what is kept of the body."""
+    """Compute what is kept of the request."""
+    self.form = self.request.form
+    self.body = self.request.body
     self.call_s = 0.0
     if self.conversation:
       self.call_s = time.time() - self.conversation.state.began_s
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
     self.prefix: tuple[int, str] | None = None
-    self.model = str(self.body.get("model"))
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
 
@@ -165,11 +162,6 @@ class ClientCall:
     """Return the headers of an answer with the purse's dollars and remaining caps."""
     purse = self.purse
     left = purse.remaining_caps
-    limit_usd = purse.dollars.limit_usd
-    warning = None
-    for share in WARNED_SHARES:
-      if limit_usd is not None and purse.dollars.settled_usd >= share * limit_usd:
-        warning = f"{share:.0%} of the cap is spent"
     return write_headers(
       {
         "session-id": quote(purse.name, safe=" "),
@@ -177,7 +169,6 @@ class ClientCall:
         "session-usd": purse.dollars.settled_usd,
         "left-usd": left.usd,
         "left-large-calls": left.calls,
-        "warning": warning,
       }
     )
 
@@ -342,13 +333,13 @@ class Upstream(Client):
     if self.endpoint.is_openai and call.conversation:
       # Calls with one key are more likely to find their prompt cache.
       request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
-    path = f"{call.form.path}?{call.query}".rstrip("?")
+    path = f"{call.form.path}?{call.request.query}".rstrip("?")
     send = functools.partial(
       self.send,
       call.form,
       limit_s=self.config.timeout_s,
       path=path,
-      headers=call.passed_headers,
+      headers=pick_headers(call.request.headers, PASSED_HEADERS),
     )
     answer = await send(request)
     is_refused = isinstance(answer, Outcome) and answer.status == 400

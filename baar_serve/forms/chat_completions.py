@@ -1,6 +1,5 @@
 """Define the wire form of OpenAI's chat completions."""
 
-import time
 from collections.abc import Mapping
 
 from baar_jax.llms.history import Turn, check_objects, read_message
@@ -59,29 +58,6 @@ class ChatCompletions(WireForm):
     options = body.get("stream_options") or {}
     is_usage = event.get("usage") is not None and not event.get("choices")
     return is_usage and not options.get("include_usage")
-
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a chat completion whose reply is a text and which cost nothing."""
-    message = dict(role="assistant", content=text)
-    reason = "stop" if text else "length"
-    return dict(
-      id="baar",
-      object="chat.completion",
-      created=int(time.time()),
-      model=model,
-      choices=[dict(index=0, message=message, finish_reason=reason)],
-      usage=dict(cost=0.0, prompt_tokens=0, completion_tokens=0, total_tokens=0),
-    )
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write a chat completion as a stream of one chunk."""
-    choices = [
-      dict(choice, delta=choice.get("message")) for choice in answer["choices"]
-    ]
-    return [
-      dict(answer, object="chat.completion.chunk", choices=choices),
-      *self.endings,
-    ]
 
 
 def _extend_call(calls: list[dict], part: Mapping) -> None:

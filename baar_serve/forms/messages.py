@@ -98,41 +98,6 @@ class Messages(WireForm):
     if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
       blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
 
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a message whose reply is a text and which cost nothing."""
-    return dict(
-      id="msg_baar",
-      type="message",
-      role="assistant",
-      model=model,
-      content=[dict(type="text", text=text)],
-      stop_reason="end_turn",
-      stop_sequence=None,
-      usage=dict(cost=0.0, input_tokens=0, output_tokens=0),
-    )
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write a message as the events of a stream."""
-    opening = {**answer, "content": [], "stop_reason": None}
-    events = [dict(type="message_start", message=opening)]
-    for index, block in enumerate(answer["content"]):
-      empty = {**block}
-      delta = None
-      if block.get("type") == "text":
-        empty["text"] = ""
-        delta = dict(type="text_delta", text=block["text"])
-      if "input" in block:
-        empty["input"] = {}
-        arguments = json.dumps(block["input"])
-        delta = dict(type="input_json_delta", partial_json=arguments)
-      events.append(dict(type="content_block_start", index=index, content_block=empty))
-      if delta:
-        events.append(dict(type="content_block_delta", index=index, delta=delta))
-      events.append(dict(type="content_block_stop", index=index))
-    end = {name: answer.get(name) for name in ("stop_reason", "stop_sequence")}
-    events.append(dict(type="message_delta", delta=end, usage=answer.get("usage")))
-    return [*events, dict(type="message_stop")]
-
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error."""
     usual = "invalid_request_error" if status < 500 else "api_error"

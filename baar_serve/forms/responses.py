@@ -1,7 +1,6 @@
 """Define the wire form of OpenAI's Responses."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 
 from baar_jax.llms.history import (
@@ -91,63 +90,6 @@ class Responses(WireForm):
     """Take the whole answer from the last event."""
     if event.get("type") in self.endings:
       answer |= event.get("response") or {}
-
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a response whose reply is a text and which cost nothing."""
-    item = dict(
-      type="message",
-      id="msg_baar",
-      role="assistant",
-      status="completed",
-      content=[dict(type="output_text", text=text, annotations=[])],
-    )
-    return dict(
-      id="resp_baar",
-      object="response",
-      created_at=int(time.time()),
-      status="completed",
-      model=model,
-      output=[item],
-      parallel_tool_calls=True,
-      tool_choice="auto",
-      tools=[],
-      usage=dict(
-        cost=0.0,
-        input_tokens=0,
-        input_tokens_details=dict(cached_tokens=0),
-        output_tokens=0,
-        output_tokens_details=dict(reasoning_tokens=0),
-        total_tokens=0,
-      ),
-    )
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write a response as the events of a stream."""
-    events = [dict(type="response.created", response={**answer, "output": []})]
-    for index, item in enumerate(answer["output"]):
-      place = dict(output_index=index, item_id=item.get("id"))
-      parts = item.get("content") or () if item.get("type") == "message" else ()
-      first = {**item, "content": []} if parts else item
-      events.append(place | dict(type="response.output_item.added", item=first))
-      for number, part in enumerate(parts):
-        place["content_index"] = number
-        text = part.get("text", "")
-        kinds = dict(
-          content_part_added=dict(part={**part, "text": ""}),
-          output_text_delta=dict(delta=text, logprobs=[]),
-          output_text_done=dict(text=text, logprobs=[]),
-          content_part_done=dict(part=part),
-        )
-        for kind, fields in kinds.items():
-          name = ".".join(kind.rsplit("_", 1))
-          events.append(place | fields | dict(type=f"response.{name}"))
-      events.append(
-        dict(type="response.output_item.done", output_index=index, item=item)
-      )
-    events.append(dict(type="response.completed", response=answer))
-    for number, event in enumerate(events):
-      event["sequence_number"] = number
-    return events
 
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""

@@ -127,14 +127,6 @@ class WireForm:
     """Tell whether the client has not asked for an event of its stream."""
     return False
 
-  def write_answer(self, text: str, model: str) -> dict:
-    """Write a whole answer whose reply is a text and which cost nothing."""
-    raise NotImplementedError
-
-  def write_stream(self, answer: Mapping) -> list[dict | str]:
-    """Write a whole answer as the events of a stream."""
-    raise NotImplementedError
-
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error.
 

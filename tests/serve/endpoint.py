@@ -7,6 +7,8 @@ from starlette.testclient import TestClient
 from baar_jax.rollout.specs import Decision
 from baar_serve.__main__ import build, open_policies
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
+from baar_serve.forms.chat_completions import FORM
+from baar_serve.request import ClientKey, ClientRequest
 
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
@@ -55,6 +57,14 @@ class Client:
     return self.post(
       "/v1/chat/completions", body, {"x-session-id": session, **dict(headers)}
     )
+
+  def receive(self, headers=(), **fields):
+    """Find the purse and the conversation of a chat completion that is not made."""
+    body = {"model": "baar", "messages": ASK} | fields
+    request = ClientRequest(
+      ClientKey(), FORM, {"x-session-id": "s"} | dict(headers), body
+    )
+    return self.http.app.desk.receive(request)
 
   def post(self, path, body, headers=None):
     """Send a body as JSON."""

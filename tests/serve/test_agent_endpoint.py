@@ -14,6 +14,8 @@ from schedules import run_schedules
 from standin import StandIn
 
 from baar_jax.episode import Task
+from baar_serve import __main__ as serve
+from baar_serve.__main__ import Connection
 from examples import agent, corridor
 
 TOOLS = [
@@ -25,7 +27,7 @@ TOOLS = [
 def serving(app):
   """Serve an application in a thread, and yield its URL."""
   with socket.create_server(("127.0.0.1", 0)) as listener:
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, http=Connection, log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -166,6 +168,59 @@ def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
     step.action for step in episode.steps[:-1]
   ]  # No later call tells the last action.
   assert actions and all(action.startswith("open ") for action in actions)
+
+
+LINES = "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 5\r\n"
+LOCAL = "host: localhost\r\n"
+SMUGGLED = "0\r\n\r\nGET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def connect(url):
+  """Connect to a server."""
+  port = int(url.removesuffix("/v1").rpartition(":")[2])
+  return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def send(connection, text):
+  """Send a text, and read to the end of the connection."""
+  with contextlib.suppress(ConnectionError):
+    connection.sendall(text.encode())
+    return connection.makefile("rb").read()
+
+
+@pytest.mark.parametrize(
+  "headers",
+  [
+    LOCAL + "transfer-encoding: chunked\r\n",
+    LOCAL + "content-length: 6\r\n",
+    LOCAL + LOCAL + "connection: close\r\n",
+    "connection: close\r\n",
+  ],
+  ids=["two lengths", "two content-lengths", "two hosts", "no host"],
+)
+def test_two_lengths_or_hosts_are_refused(endpoint, headers):
+  with connect(endpoint[1]) as connection:
+    answer = send(connection, f"{LINES}{headers}\r\n{SMUGGLED}")
+  assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_long_headers_end_their_connection(endpoint, monkeypatch):
+  monkeypatch.setattr(serve, "HEADERS_S", 60)
+  with connect(endpoint[1]) as connection:
+    answer = send(connection, LINES + LOCAL + "x: " + "a" * 2**21)
+  assert not answer or answer.startswith(b"HTTP/1.1 400")
+
+
+def test_late_headers_end_their_connection(endpoint, monkeypatch):
+  """The first request of a connection has as much time as the next one."""
+  monkeypatch.setattr(serve, "HEADERS_S", 0.05)
+  for text in ("", LINES + LOCAL):
+    with connect(endpoint[1]) as connection:
+      assert send(connection, text) == b""
+  with connect(endpoint[1]) as connection:
+    connection.sendall(f"GET /health HTTP/1.1\r\n{LOCAL}\r\n".encode())
+    assert connection.recv(9000).endswith(b'{"status":"ok"}')
+    assert send(connection, LINES + LOCAL) == b""
 
 
 def test_random_schedules_never_count_less_than_the_bill(tmp_path):

@@ -1,29 +1,26 @@
-"""Test the ends of caps, the limits of models and safe switches, with a stand-in."""
+"""Test caps, the limits and failures of models, and safe switches between them."""
 
 import json
+import time
 
 import pytest
-from endpoint import Client
+import standin
+from endpoint import ASK, REPLY, Client
 from standin_forms import Reply
 
-from baar_serve.forms.chat_completions import FORM
-from baar_serve.request import ClientKey
-
 WORDS = "I look around and go on, as before. " * 12
+
+
 # Pays for 20 calls of 5,000 to 8,000 tokens.
 CAP_USD = 0.14
+
+
 # By path: the fields of the history and of the limit.
 FORMS = {
   "chat/completions": ("messages", "max_completion_tokens"),
   "responses": ("input", "max_output_tokens"),
   "messages": ("messages", "max_tokens"),
 }
-
-
-@pytest.fixture(autouse=True)
-def long_replies(upstream):
-  """Let the models reply with WORDS."""
-  upstream.answer = lambda request: WORDS
 
 
 def call(client, path, history, **fields):
@@ -35,6 +32,7 @@ def call(client, path, history, **fields):
 @pytest.mark.parametrize("path", FORMS)
 def test_a_cap_is_used_to_nine_tenths_and_never_passed(tmp_path, upstream, path):
   """The models' caches give no discount, so no call costs less than its worst case."""
+  upstream.answer = lambda request: WORDS
   history = []
   limits = []
   models = {"prices": ((1.0, 1.0, 2.0), (5.0, 5.0, 10.0))}
@@ -64,23 +62,130 @@ def test_a_cap_is_used_to_nine_tenths_and_never_passed(tmp_path, upstream, path)
   assert (reply.status_code, repeated.status_code) == (402, last)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", FORMS)
-def test_a_spent_cap_can_end_with_a_whole_answer(tmp_path, upstream, path, stream):
-  asked = [{"role": "user", "content": "Go."}]
-  with Client(tmp_path, upstream, max_usd=1e-6, exhausted="finish") as client:
-    reply = call(client, path, asked, stream=stream)
-  said = "Session s has cost $0.000000 of $1e-06; the next call needs $"
-  assert reply.status_code == 200 and said in reply.text and not upstream.seen
-  assert reply.headers["content-type"].startswith("text/event-stream") == stream
+def test_a_client_cannot_raise_its_cap(tmp_path, upstream):
+  """A retry must fit the cap, too. OpenAI's client must not repeat a refused call."""
+  with Client(tmp_path, upstream, max_usd=0.0006) as client:
+    replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
+    statuses = [reply.status_code for reply in replies]
+    assert statuses == sorted(statuses) and {*statuses} == {200, 402, 404}
+    assert replies[-1].headers["x-should-retry"] == "false"
+    assert client.session()["spent_usd"] <= 0.0006
+    upstream.seen.clear()
+    upstream.fault = lambda number, request: "drop"
+    assert client.chat("other").json()["error"]["code"] == "upstream_error"
+    assert len(upstream.seen) == 1 and client.session("other")["spent_usd"] > 0.0004
 
 
-def test_a_client_is_warned_before_its_cap_is_spent(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=0.00088) as client:
-    replies = [client.chat(max_tokens=120) for _ in range(3)]
-  warnings = [reply.headers.get("x-baar-warning") for reply in replies]
-  # A call costs 9 tokens at $1 and 111 at $2 a million: $0.000231.
-  assert warnings == [None, "50% of the cap is spent", "75% of the cap is spent"]
+def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch):
+  def count_on(handler, request, text):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    for n in (1, 2):
+      usage = {"prompt_tokens": 9, "completion_tokens": n}
+      fields = {
+        "choices": [{"index": 0, "delta": {"content": "x\u2028y"}}],
+        "usage": usage,
+      }
+      line = json.dumps(fields, ensure_ascii=False)  # U+2028 ends no line.
+      handler.wfile.write(f"data: {line}\n\n".encode())
+    handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
+    handler.close_connection = True
+
+  monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
+  upstream.fault = lambda number, request: "count_on"
+  whole, cut = [
+    client.chat(name, stream=True, user=name).text for name in ("whole", "cut")
+  ]
+  assert whole.endswith("data: [DONE]\n\n")
+  assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
+  assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
+  # The worst case: 200 tokens of a reply at $2, and one for each byte of the request.
+  assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
+  upstream.fault = lambda number, request: None
+  assert (
+    client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
+  )
+
+
+@pytest.mark.parametrize(
+  "fields, content, tokens",
+  [
+    ({"documents": ["a" * 10_000]}, "Hello", 10_000),
+    ({}, [{"type": "video_url", "video_url": {"url": "http://127.0.0.1/a"}}], 50_000),
+    (
+      {},
+      [{"type": "image_url", "image_url": {"url": "data:"}, "text": "a" * 10_000}],
+      60_000,
+    ),
+  ],
+)
+def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, tokens):
+  assert client.chat().status_code == 200
+  messages = [*ASK, {"role": "user", "content": content}]
+  for name in ("s", "new"):
+    call = client.receive({"x-session-id": name}, messages=messages, **fields)
+    small = client.exchange.upstreams[0].prepare(call, client.config)
+    assert small.prompt_usd >= 1e-6 * tokens
+
+
+def test_an_attempt_with_a_bug_counts_at_its_worst_case(client):
+  client.http.app.exchange.upstreams[0].attempt = lambda call: 1 / 0
+  assert client.chat().status_code == 500
+  session = client.session()
+  assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
+
+
+NO_ANSWERS = {name: standin.fault(x=float(name)) for name in ("nan", "inf")}
+
+
+NO_ANSWERS["no choice"] = standin.fault(choices=[1])
+
+
+CREATED = {"created": lambda h, *request: h.send(201, h.answer(*request))}
+
+
+@pytest.mark.parametrize(
+  "fault, status, calls",
+  [
+    ("400 bad", 400, 1),
+    ("500", 500, 2),
+    ("redirect", 502, 1),
+    ("drop", 502, 2),
+    ("401", 401, 1),
+  ]
+  + [(fault, 502, 2) for fault in NO_ANSWERS],
+)
+def test_a_session_goes_on_after_a_models_error(
+  client, upstream, monkeypatch, fault, status, calls
+):
+  monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
+  upstream.fault = lambda number, request: fault
+  final = {"x-baar-session-final": "true"}
+  reply = client.chat(headers=final, stream=fault == "no choice")
+  assert reply.status_code == status and len(upstream.seen) == calls
+  # Two attempts that may be billed count at their worst case.
+  assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
+  message = reply.json()["error"]["message"]
+  assert (message == f"asked to answer {fault}") == (fault in ("400 bad", "500"))
+  upstream.fault, upstream.answer = (
+    lambda *_: "created",
+    lambda request: "half a pair: \ud83d",
+  )
+  assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
+  assert len(client.conversations()) == 1
+
+
+def test_a_model_that_fails_all_the_time_is_asked_once_in_a_while(
+  tmp_path, upstream, monkeypatch
+):
+  upstream.fault = lambda number, request: "500"
+  models = {"max_failures": 3, "retries": 0}
+  with Client(tmp_path, upstream, models=models) as client:
+    statuses = [client.chat(f"s{n}").status_code for n in range(6)]
+    assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+    upstream.fault = lambda number, request: None
+    assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
 
 
 def test_thinking_tokens_are_kept_beside_the_least_reply(tmp_path, upstream):
@@ -102,15 +207,13 @@ def test_models_of_one_tokenizer_share_counts(
   tmp_path, upstream, families, least, most
 ):
   """SMALL has read 40,000 characters as 10,003 tokens. LARGE costs $5 a million."""
-  body = {"model": "baar", "messages": [{"role": "user", "content": "a" * 40_000}]}
+  messages = [{"role": "user", "content": "a" * 40_000}]
   with Client(tmp_path, upstream, models={"tokenizer_families": families}) as client:
-    client.post("/v1/chat/completions", body, {"x-session-id": "s"})
-    body["messages"] += [{"role": "assistant", "content": WORDS}]
-    body["messages"] += [{"role": "user", "content": "Go."}]
-    headers = {"x-session-id": "s"}
-    call = client.http.app.desk.receive(ClientKey(), FORM, headers, body)
-    large = client.exchange.upstreams[1].prepare(call, client.config)
-  # WORDS are 444 bytes more.
+    client.chat(messages=messages)
+    messages += [{"role": "assistant", "content": REPLY}, *ASK]
+    large = client.exchange.upstreams[1].prepare(
+      client.receive(messages=messages), client.config
+    )
   assert 5e-6 * least < large.prompt_usd < 5e-6 * most
 
 
@@ -182,35 +285,3 @@ def test_a_providers_words_about_retries_reach_the_client(tmp_path, upstream):
   with Client(tmp_path, upstream, models={"retries": 0}) as client:
     reply = client.chat()
   assert (reply.status_code, reply.headers["retry-after"]) == (429, "7.5")
-
-
-def test_a_hang_is_reported_as_a_hang(tmp_path, upstream):
-  upstream.latency_s = lambda number: 0.5
-  with Client(tmp_path, upstream, call_timeout_s=0.2, max_usd=0.1) as client:
-    reply = client.chat()
-    assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
-    session = client.session()
-    assert session["in_flight"] == 0 and session["spent_usd"] > 0
-
-
-def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream):
-  asked = {"model": "baar", "messages": [{"role": "user", "content": "Go."}]}
-  with Client(tmp_path, upstream, max_usd=1e-6) as client:
-    replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
-    sessions = client.http.get("/v1/sessions").json()["data"]
-  assert [reply.status_code for reply in replies] == [402, 404, 404]
-  assert len(sessions) == 1
-
-
-def test_the_page_filters_sessions_and_shows_failures(tmp_path, upstream):
-  serve = dict(record_text=True, max_usd=0.001, models={"retries": 1})
-  with Client(tmp_path, upstream, **serve) as client:
-    for _ in range(3):
-      client.chat("alpha")
-    upstream.fault = lambda number, request: "500"
-    client.chat("beta")
-    alpha, beta = (client.http.get(f"/?name={name}").text for name in ("alpha", "beta"))
-    metrics = client.http.get("/metrics").text
-  assert "go out" in alpha and "% spent" in alpha and "<td>failed</td>" not in alpha
-  assert "alpha" not in beta and beta.count("<td>failed</td>") == 2
-  assert "baar_added_seconds_count 4.0" in metrics

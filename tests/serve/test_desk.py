@@ -1,0 +1,191 @@
+"""Test which purse and which conversation a client's call belongs to."""
+
+import contextlib
+import hashlib
+import itertools
+
+import pytest
+from endpoint import ASK, REPLY, USD, Client
+
+from baar_jax import Router
+from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.specs import Decision, PolicySpec
+from baar_serve.forms.chat_completions import FORM
+from baar_serve.request import ClientKey, ClientRequest
+
+
+def test_histories_keep_tasks_apart_without_names(client, upstream):
+  """Three runs of one task, in step with each other; their first replies are equal.
+  A prompt cache key that is no id names no session."""
+  reply = itertools.count()
+  upstream.answer = lambda request: (
+    REPLY if len(request["messages"]) == 2 else f"Action: go {next(reply)}"
+  )
+  examples = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+  histories = [[*examples, *ASK] for _ in range(3)]
+  ids = [[], [], []]
+  for place in range(3):
+    for number, messages in enumerate(histories):
+      body = {"model": "baar", "messages": messages, "prompt_cache_key": "app"}
+      answer = client.post("/v1/chat/completions", body)
+      ids[number].append(answer.headers["x-baar-conversation"])
+      (choice,) = answer.json()["choices"]
+      text = choice["message"]["content"]
+      # The client strips its history, and changes a text before it.
+      messages[0] = {"role": "user", "content": f"file {place}"}
+      messages += [{"role": "assistant", "content": f" {text}\n"}, *ASK]
+  assert [len({*names}) for names in ids] == [1, 1, 1]
+  assert len({names[0] for names in ids}) == 3
+  # Two tasks begin with an example that is equal to their first reply.
+  example = [*examples, {"role": "user", "content": "hi"}]
+  example[1] = {"role": "assistant", "content": REPLY}
+  names = []
+  upstream.answer = lambda request: REPLY
+  for task in ("a", "b"):
+    messages = [*examples, *example, {"role": "user", "content": task}]
+    answer = client.post(
+      "/v1/chat/completions", {"model": "baar", "messages": messages}
+    )
+    names.append(answer.headers["x-baar-conversation"])
+  assert names[0] != names[1]
+  # Calls of two equal tasks arrive before either is made.
+  upstream.answer = lambda request: REPLY
+  for _ in range(2):
+    client.post("/v1/chat/completions", {"model": "baar", "messages": ASK})
+  messages = [*ASK, {"role": "assistant", "content": REPLY}]
+  request = ClientRequest(
+    ClientKey(), FORM, {}, {"model": "baar", "messages": messages}
+  )
+  twins = [client.http.app.desk.receive(request) for _ in "ab"]
+  assert len({call.conversation.id for call in twins}) == 2
+
+
+KEYS = """
+[ann]
+sha256 = "{}"
+[bob]
+sha256 = "{}"
+"""
+
+
+def test_equal_replies_of_another_client_are_not_continued(tmp_path, upstream):
+  """Ann and Bob play the same task, without names. Bob sends Ann's reply back."""
+  digests = [hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")]
+  (tmp_path / "keys.toml").write_text(KEYS.format(*digests))
+  messages = [*ASK, {"role": "assistant", "content": REPLY}, *ASK]
+  path = "/v1/chat/completions"
+  with Client(tmp_path, upstream, keys=str(tmp_path / "keys.toml")) as client:
+    names = []
+    for key, history in (("a", ASK), ("b", messages), ("a", messages)):
+      body = {"model": "baar", "messages": history}
+      names.append(client.post(path, body, {"x-api-key": key}).headers)
+    ann, bob, continued = (found["x-baar-conversation"] for found in names)
+    assert continued == ann != bob
+    assert names[0]["x-baar-session-id"] != names[1]["x-baar-session-id"]
+
+
+def test_agents_of_one_session_draw_on_one_purse(client):
+  """A title is no step. A subagent, another policy and the next task are conversations."""
+  tools = [{"type": "function", "function": {"name": "go"}}]
+  long = [{"role": "user", "content": "x" * 400}]
+  client.chat(messages=long, tools=tools)
+  title = client.chat(messages=[{"role": "user", "content": "Write a title."}])
+  assert "x-baar-conversation" not in title.headers
+  sub = {"x-claude-code-agent-id": "sub"}
+  replies = [client.chat(headers=sub, tools=tools) for _ in range(2)]
+  replies.append(client.chat(model="baar:large", messages=long, tools=tools))
+  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
+  replies.append(client.chat(messages=long, tools=tools))
+  numbers = [reply.headers["x-baar-conversation"] for reply in replies]
+  assert numbers[0] == numbers[1] and len({*numbers}) == 3
+  session = client.http.get("/v1/sessions/s").json()
+  counts = [len(found["steps"]) for found in session["conversations"]]
+  assert counts == [1, 1, 2, 1]  # the newest first
+  assert [found["score"] for found in session["conversations"]] == [None, 1, None, None]
+  spent = sum(
+    step["cost_usd"] for found in session["conversations"] for step in found["steps"]
+  )
+  assert session["spent_usd"] > spent + USD / 2  # with the title
+  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 200
+  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 409
+
+
+def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):
+  caps = ["0.05", None, "0.06", "0.04"]
+  replies = []
+  for cap in caps:
+    replies.append(client.chat(headers={"x-baar-max-usd": cap} if cap else {}))
+  assert [reply.status_code for reply in replies] == [200] * 4
+  lefts = [float(reply.headers["x-baar-left-usd"]) for reply in replies]
+  assert lefts[2] > 0.04 > lefts[3]
+  path = "/v1/sessions/s"
+  assert client.http.patch(path, json={"max_usd": 1}).json()["usd_limit"] == 1
+  assert client.http.patch(path, json={"max_usd": None}).json()["left_usd"] is None
+  for wrong in ({"max_usd": -1}, {"usd_limit": 1}):
+    assert client.http.patch(path, json=wrong).status_code == 400
+  client.chat("new")
+  client.http.patch("/v1/sessions/new", json={"max_usd": 1})
+  turn = [{"role": "assistant", "content": REPLY}, *ASK]
+  later = [client.chat("new", messages=[*ASK, *turn * n]) for n in (1, 2)]
+  # The changed cap begins one conversation.
+  assert len({reply.headers["x-baar-conversation"] for reply in later}) == 1
+
+
+@pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
+def test_large_calls_are_capped_by_header_and_name(client, model, cap):
+  replies = [
+    client.chat("s", {"x-baar-max-large-calls": cap}, model=model) for _ in range(3)
+  ]
+  assert [reply.json()["model"] for reply in replies] == ["large", "small", "small"]
+  assert [reply.headers["x-baar-left-large-calls"] for reply in replies] == [
+    "0",
+    "0",
+    "0",
+  ]
+  assert client.session()["policy"] == "first-large(K=1)"
+
+
+@pytest.fixture
+def routed(tmp_path, upstream, monkeypatch):
+  """routed(**serve): a client whose router picks LARGE at a cost weight below 0.3."""
+  spec = PolicySpec("conditioned", update=3, cap_conditioned=True)
+  router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
+  router.cost_weights = (0.5, 0.1)
+  monkeypatch.setattr("baar_serve.__main__.open_router", lambda *args: router)
+  (tmp_path / "served" / "tokenizer").mkdir(parents=True)
+  with contextlib.ExitStack() as stack:
+    yield lambda **serve: stack.enter_context(
+      Client(tmp_path, upstream, policy="router", **serve)
+    )
+
+
+def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
+  client = routed()
+  names = "baar:cost_weight=0.5", "baar:cost_weight=0.1", "baar"
+  models = []
+  for name in (*names, "baar:K=5:cost_weight=0.5"):
+    models.append(client.chat(name, model=name).json()["model"])
+  assert models == ["small", "large", "large", "small"]
+  assert client.session(name)["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
+  listed = client.http.get("/v1/models").json()["data"]
+  assert {*names} < {model["id"] for model in listed}
+  assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
+
+
+def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
+  client = routed()
+  scores = []
+
+  def choose(policy, ready):
+    scores.append([step.score for step in ready[0].steps])
+    return [Decision(0)]
+
+  monkeypatch.setattr(RulePolicy, "choose", choose)
+  messages = [*ASK]
+  router = Router(RulePolicy(PolicySpec("r"), None), ("small", "large"), 9, sessions=1)
+  for score in (None, 0.25, 0.5):
+    headers = {} if score is None else {"x-baar-score": f"{score}"}
+    assert client.chat(headers=headers, messages=messages).status_code == 200
+    router.decide(messages, score=score)
+    messages += [{"role": "assistant", "content": "go"}, *ASK]
+  assert scores == [[], [], [0.25], [0.25], [0.25, 0.5], [0.25, 0.5]]

@@ -1,0 +1,136 @@
+"""Test retries, scores and the ends of tasks."""
+
+import asyncio
+import concurrent.futures
+import functools
+
+import pytest
+from endpoint import ASK, Client, wait_until
+
+from baar_jax.episode import Step, Task
+from baar_jax.llms.provider import FAILED
+from baar_jax.rollout.loop import Decider
+from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.specs import Job, Live, PolicySpec
+from baar_serve.exchange import Delivery
+
+
+def test_a_retry_gets_the_answer_that_is_being_made(client, upstream):
+  upstream.latency_s = lambda number: 0.3
+  again = {"x-stainless-retry-count": "1"}
+  body = {"model": "baar", "messages": ASK}
+  post = functools.partial(client.post, "/v1/chat/completions")
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    named = [pool.submit(client.chat, stream=n < 0) for n in range(2)]
+    unnamed = [pool.submit(post, body), pool.submit(post, body)]
+    assert len({*(reply.result().text for reply in named)}) == 1
+    ids = {reply.result().headers["x-baar-session-id"] for reply in unnamed}
+  assert len(upstream.seen) == 3 and len(ids) == 2
+  assert post(body, again).headers["x-baar-session-id"] in ids
+  assert len(upstream.seen) == 3
+  assert post(body).headers["x-baar-session-id"] not in ids
+
+
+def test_a_client_that_leaves_at_the_end_of_a_reply_has_it():
+  async def leave(events):
+    delivery = Delivery(None)
+    for event in (*events, b"data: [DONE]"):
+      await delivery.add(event, 0)
+    reading = delivery.follow()
+    for _ in events:
+      await anext(reading)
+    await reading.aclose()
+    return delivery.is_dropped
+
+  assert asyncio.run(leave([b'data: {"finish_reason": null}']))
+  assert not asyncio.run(leave([b'data: {"finish_reason": "stop"}']))
+
+
+def test_a_session_with_a_call_in_flight_has_no_score(client):
+  """A call of another conversation of the session is no obstacle."""
+  client.chat()
+  sessions = client.exchange.sessions
+  purse = sessions.find_purse("", "s")
+  (conversation,) = sessions.list_conversations("purse = ?", purse.id)
+  aside = sessions.begin(purse, None, Step("", 0, ""), 0.25)
+  attempt = sessions.begin(purse, conversation, Step("", 0, ""), 0.25)
+  score = functools.partial(client.post, "/v1/sessions/s/score", {"score": 1})
+  assert score().status_code == 409
+  sessions.end(attempt, FAILED)
+  assert score().status_code == 200 and client.session()["score"] == 1
+  sessions.end(aside, FAILED)
+
+
+def test_a_failed_batch_ends_only_the_call_that_ran_it():
+  """The first call decides alone. The second decides for both others and fails.
+  Then the third decides again."""
+  picks = iter((0, 2))
+  policy = RulePolicy(PolicySpec("p"), lambda live, spec: (0, 1)[next(picks, 1)])
+  decider = Decider(policy, rows=3)
+  tasks = [Task(name, "test", "go", 9) for name in "abc"]
+  calls = [decider.decide(Live(Job(task, "test", 0))) for task in tasks]
+
+  async def gather():
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+  first, second, third = asyncio.run(gather())
+  assert (first.model, third.model) == (0, 1) and isinstance(second, IndexError)
+
+
+@pytest.mark.parametrize("command, score", [("echo 0.5", 0.5), ("false", None)])
+def test_a_command_scores_a_task_at_its_end(
+  tmp_path, upstream, monkeypatch, command, score
+):
+  """The first task ends by a header, and the second one after some time."""
+  monkeypatch.setattr("baar_serve.exchange.WATCH_S", 0.05)
+  script = tmp_path / "score.sh"
+  script.write_text(f"{command}\n")
+  command = f"sh {script}"
+  over = "SELECT count(*) FROM conversations WHERE id = ? AND changed_s <= 0"
+  with Client(tmp_path, upstream, outcome=command, idle_s=1.0) as client:
+    for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
+      client.chat(name, headers)
+      ((number, _),) = client.conversations(name)
+      read = client.http.app.exchange.sessions.read
+      wait_until(lambda number=number, read=read: read(over, number) == [(1,)])
+      wait_until(lambda name=name: client.session(name)["score"] == score)
+      client.chat(name)
+      assert [steps for _, steps in client.conversations(name)] == [1, 1]
+
+
+def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
+  body = {"model": "gpt-9", "input": "Go out."}
+  first = client.post("/v1/responses", body).json()
+  (item,) = first["output"]
+  more = {"role": "user", "content": "On."}
+  bodies = [
+    body | {"previous_response_id": first["id"], "input": [more]},
+    body | {"input": [{"type": "item_reference", "id": item["id"]}, more]},
+  ]
+  for number, body in enumerate(bodies):
+    assert client.post("/v1/responses", body).status_code == 200
+    sent = upstream.seen[-1]["input"]
+    assert sent == [{"role": "user", "content": "Go out."}, item, more][number:]
+  monkeypatch.setattr("baar_serve.forms.responses.MOST_CHARS", 400)
+  client.post("/v1/responses", body | {"input": "Go in."})
+  body["input"] = [{"type": "item_reference", "id": item["id"]}]
+  error = client.post("/v1/responses", body).json()["error"]["message"]
+  assert "Set store: false" in error
+
+
+def test_a_hang_is_reported_as_a_hang(tmp_path, upstream):
+  upstream.latency_s = lambda number: 0.5
+  with Client(tmp_path, upstream, call_timeout_s=0.2, max_usd=0.1) as client:
+    reply = client.chat()
+    assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
+    session = client.session()
+    assert session["in_flight"] == 0 and session["spent_usd"] > 0
+
+
+def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream):
+  asked = {"model": "baar", "messages": [{"role": "user", "content": "Go."}]}
+  with Client(tmp_path, upstream, max_usd=1e-6) as client:
+    replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
+    sessions = client.http.get("/v1/sessions").json()["data"]
+  assert [reply.status_code for reply in replies] == [402, 404, 404]
+  assert len(sessions) == 1

@@ -1,0 +1,56 @@
+"""Test the names in a client's request, and what its replies are known by."""
+
+import json
+
+import pytest
+from endpoint import ASK
+
+from baar_jax.llms.history import ToolCall, Turn
+from baar_serve.request import hash_turn
+
+# Rows: headers, fields of the body, the path before /v1, and the session's name.
+UUID = "0199c0de-0000-4000-8000-00000000000a"
+
+
+CODEX = {
+  "x-codex-turn-metadata": json.dumps({"thread_id": "t", "session_id": "abcdefgh"})
+}
+
+
+NAMES = [
+  ({"x-baar-session-id": "a", "x-session-id": "b"}, {}, "", "a"),
+  ({"x-session-id": "b"}, {"session_id": "c"}, "/s/u", "b"),
+  ({"x-claude-code-session-id": "d"}, {"session_id": "c"}, "/s/u", "u"),
+  ({"x-claude-code-session-id": "d", "session-id": "e"}, {}, "", "d"),
+  (CODEX, {"prompt_cache_key": UUID}, "", "abcdefgh"),
+  ({"x-litellm-session-id": "f"}, {"metadata": {"session_id": "g"}}, "", "f"),
+  ({}, {"session_id": None, "metadata": {"session_id": "g"}}, "", "g"),
+  ({}, {"metadata": {"user_id": f"user_1_account__session_{UUID}"}}, "", UUID),
+  ({}, {"metadata": {"user_id": json.dumps({"session_id": UUID})}}, "", UUID),
+  ({}, {"prompt_cache_key": UUID}, "", UUID),
+  ({"x-session-id": "child", "x-parent-session-id": "b"}, {}, "", "b"),
+  ({"url": "a", "body.session_id": "a"}, {}, "/s/u", "u"),
+]
+
+
+@pytest.mark.parametrize("headers, fields, prefix, name", NAMES)
+def test_sessions_have_the_names_that_agents_give(
+  client, headers, fields, prefix, name
+):
+  body = {"model": "gpt-9", "messages": ASK} | fields
+  reply = client.post(f"{prefix}/v1/chat/completions", body, headers)
+  assert reply.headers["x-baar-session-id"] == name
+
+
+def test_replies_are_recognised_without_their_reasoning():
+  given = Turn("assistant", "<think>a\nb</think> go", (ToolCall("look", ""),))
+  sent_back = Turn("assistant", "go", (ToolCall("look", "{}"),))
+  assert hash_turn(given) == hash_turn(sent_back)
+
+
+def test_a_header_is_no_part_of_the_url(client, upstream):
+  body = {"model": "baar", "messages": ASK}
+  headers = {"url": "a", "query": "b=c"}
+  reply = client.post("/v1/chat/completions", body, headers)
+  assert reply.headers["x-baar-session-id"].startswith("auto-")
+  assert upstream.paths == ["/v1/chat/completions"]

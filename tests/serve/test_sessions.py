@@ -1,0 +1,132 @@
+"""Test the ledger of purses and conversations: full disks, kills, days and order."""
+
+import itertools
+import sqlite3
+import time
+
+import pytest
+from endpoint import ASK, PRICES, USD
+
+from baar_jax.episode import Call, Step, Usage
+from baar_jax.llms.ledger import read_spent
+from baar_jax.llms.provider import FAILED, REPLY
+from baar_jax.rollout.specs import Cap
+from baar_serve.records import Record, State
+from baar_serve.sessions import DAY_S, Sessions
+
+STATE = State("small", None, "p", "t", "", "", 0.0)
+
+
+@pytest.mark.parametrize("full_at", range(4))
+def test_a_full_disk_leaves_the_session_whole(client, upstream, monkeypatch, full_at):
+  """The disk is full at one of the four writes of a call, and then has room again."""
+  sessions = client.http.app.exchange.sessions
+  client.chat("other")
+  writes = itertools.count()
+  execute = sessions._execute
+
+  def fail(statements):
+    if next(writes) == full_at:
+      raise sqlite3.OperationalError("database or disk is full")
+    return execute(statements)
+
+  monkeypatch.setattr(sessions, "_execute", fail)
+  reply = client.chat()
+  assert reply.status_code == (200 if next(writes) > full_at + 1 else 503)
+  if reply.status_code == 503:
+    assert "Free disk space" in reply.json()["error"]["message"]
+  assert client.chat(messages=[*ASK, *ASK]).status_code == 200
+  session = client.session()
+  assert session["in_flight"] == 0
+  assert len(session["steps"]) == len(upstream.seen) - 1
+  assert session["spent_usd"] == pytest.approx(
+    float(upstream.usd({"small": PRICES[0]})) - USD
+  )
+  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
+
+
+def begin(sessions, purse, conversation=None, model=0, usd=0.25):
+  """Begin an attempt."""
+  return sessions.begin(purse, conversation, Step("", model, ""), usd)
+
+
+def end(sessions, attempt, usd, place=0):
+  """End an attempt with a reply."""
+  call = Call(attempt.step.model, Usage(9, 0, 1), usd)
+  record = Record(attempt.step, place, None, [])
+  sessions.end(attempt, REPLY, call, record if attempt.conversation else None)
+
+
+def test_a_restart_presumes_open_calls_and_forgets_failed_ones(tmp_path):
+  """Of four LARGE calls, one failed, two had replies, and one was open at a kill."""
+  path = tmp_path / "episodes.sqlite"
+  sessions = Sessions(path, None)
+  purse = sessions.open_purse("", "s", Cap(calls=5, usd=1.0))
+  sessions.end(begin(sessions, purse, model=1), FAILED)
+  for usd in (0.125, 0.0625):
+    end(sessions, begin(sessions, purse, model=1), usd)
+  begin(sessions, purse, model=1)
+  assert (purse.large_calls, len(purse.open)) == (3, 1)
+  again = Sessions(path, None)
+  kinds = [kind for (kind,) in again.read("SELECT kind FROM calls ORDER BY id")]
+  assert kinds == ["failed", "reply", "reply", "presumed"]
+  purse = again.find_purse("", "s")
+  assert (purse.large_calls, len(purse.open)) == (3, 0)
+  # 1 - 0.125 - 0.0625 - 0.25, and 5 - 3 calls
+  assert purse.remaining_caps == Cap(calls=2, usd=0.5625)
+  spent = read_spent(tmp_path, 2)
+  assert (spent.replies_usd, spent.presumed_usd) == ((0.0, 0.1875), 0.25)
+
+
+def test_the_budget_of_a_day_renews_at_midnight(tmp_path, monkeypatch):
+  """Ann may spend $3 a day (UTC). She spends $2 before midnight, and $1 after it."""
+  midnight_s = 20_000.0 * DAY_S
+  monkeypatch.setattr(time, "time", lambda: midnight_s - 60)
+  sessions = Sessions(tmp_path / "a.sqlite", None, {"ann": 3.0})
+  purse = sessions.open_purse("ann", "s", Cap())
+  assert sessions.room_usd(purse) == 3.0
+  end(sessions, begin(sessions, purse), 2.0)
+  assert sessions.room_usd(purse) == 1.0
+  monkeypatch.setattr(time, "time", lambda: midnight_s + 60)
+  assert sessions.room_usd(purse) == 3.0
+  end(sessions, begin(sessions, purse), 1.0)
+  assert sessions.room_usd(purse) == 2.0
+  # After a restart, the attempts of this day count, and those of the day before do not.
+  again = Sessions(tmp_path / "a.sqlite", None, {"ann": 3.0})
+  assert again.room_usd(again.find_purse("ann", "s")) == 2.0
+
+
+def test_records_of_parallel_calls_are_in_order_of_their_start(tmp_path):
+  """Three calls begin, and end in another order."""
+  sessions = Sessions(tmp_path / "a.sqlite", None)
+  conversation = sessions.begin_conversation(
+    sessions.open_purse("", "s", Cap()), "", STATE
+  )
+  purse = conversation.purse
+  attempts = [begin(sessions, purse, conversation) for _ in range(3)]
+  for place in (2, 0, 1):
+    end(sessions, attempts[place], 0.0, place)
+  assert [record.place for record in conversation.records] == [0, 1, 2]
+  (again,) = Sessions(tmp_path / "a.sqlite", None).list_conversations("id > 0")
+  assert [record.place for record in again.records] == [0, 1, 2]
+
+
+def test_a_step_is_completed_on_disk_first(tmp_path, monkeypatch):
+  sessions = Sessions(tmp_path / "a.sqlite", None)
+  purse = sessions.open_purse("", "s", Cap())
+  conversation = sessions.begin_conversation(purse, "", STATE)
+  end(sessions, begin(sessions, purse, conversation), 0.0)
+
+  def fail(statements):
+    raise sqlite3.OperationalError("database or disk is full")
+
+  with monkeypatch.context() as full:
+    full.setattr(sessions, "_execute", fail)
+    with pytest.raises(sqlite3.OperationalError):
+      sessions.complete_step(conversation, "go", 0.5)
+  (step,) = conversation.steps
+  assert (step.action, step.score) == ("", None)
+  sessions.complete_step(conversation, "go", 0.5)
+  (again,) = Sessions(tmp_path / "a.sqlite", None).list_conversations("id > 0")
+  for steps in (conversation.steps, again.steps):
+    assert [(step.action, step.score) for step in steps] == [("go", 0.5)]
