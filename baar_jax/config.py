@@ -24,6 +24,8 @@ CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 # Addresses with users, passwords or queries are refused: they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
 VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+Width = Annotated[int, Field(gt=0, le=1000)]
+Clip = Annotated[float, Field(ge=0, le=1e6)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 PriceRow = Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)]
@@ -135,7 +137,6 @@ class ModelsConfig:
     max_completion_tokens: Largest number of tokens of a reply in a run that plays
       tasks. The worst case of a call assumes a reply of this length.
     token_limit_field: Name of the request's field that limits the tokens of a reply.
-    concurrency: Largest number of calls in flight at one model.
     timeout_s: Seconds within which the whole answer of an attempt must arrive, or the
       beginning of a stream. A slower attempt has failed.
     retries: Number of times that a failed attempt is repeated.
@@ -154,7 +155,6 @@ class ModelsConfig:
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
-  concurrency: int = positive(16, 10_000)
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
   max_failures: int = positive(100)
@@ -185,43 +185,30 @@ class RouterConfig:
     dtype: Type of numbers that the router computes in. Parameters are float32.
     vocab_size: Number of tokens: 256 bytes, the models' decisions and learned tokens.
     hidden_size: Width of the hidden states.
-    intermediate_size: Width of the feed-forward layers.
     num_layers: Number of transformer layers.
-    num_heads: Number of query heads per layer, a multiple of `num_kv_heads`.
-    num_kv_heads: Number of key-value heads per layer.
-    head_dim: Width of a head, an even number.
-    tie_word_embeddings: Whether the output layer shares the input embedding's weights.
+    num_heads: Number of query heads per layer. Two query heads share a key head.
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
     show_budget: Whether the text states the remaining cap of the episode.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
-    buckets: Number of row lengths that are compiled, in equal parts of `max_tokens`.
     description_tokens: Number of tokens to which the task's description is cut.
     action_tokens: Number of tokens to which an action is cut.
     result_tokens: Number of tokens to which an action's result is cut.
-    usd_per_million_tokens: Price of the router's own compute in US dollars per million
-      tokens. The report shows these dollars in a separate column.
   """
 
   weights: str = ""
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
   vocab_size: int = Field(2048, ge=258, le=10**8)
   hidden_size: int = positive(64)
-  intermediate_size: int = positive(192)
   num_layers: int = positive(2, 1000)
-  num_heads: int = positive(2, 10_000)
-  num_kv_heads: int = positive(1, 10_000)
-  head_dim: int = Field(32, gt=0, le=10_000, multiple_of=2)
-  tie_word_embeddings: bool = True
+  num_heads: int = Field(2, gt=0, le=10_000, multiple_of=2)
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True
   max_tokens: int = positive(768)
-  buckets: int = positive(2, 100)
   description_tokens: int = positive(96)
   action_tokens: int = positive(12)
   result_tokens: int = positive(24)
-  usd_per_million_tokens: float = not_negative(0.02)
 
   @validator
   def _check(self) -> Self:
@@ -230,8 +217,8 @@ class RouterConfig:
     least = 2 * (previews + MARKUP_TOKENS[self.view])
     remedy = "or lower description_tokens, action_tokens or result_tokens"
     require(self.max_tokens >= least, "max_tokens", f"at least {least}, {remedy}")
-    is_valid = self.num_heads % self.num_kv_heads == 0
-    require(is_valid, "num_heads", "a multiple of --config.router.num_kv_heads")
+    is_valid = self.hidden_size % (2 * self.num_heads) == 0
+    require(is_valid, "hidden_size", "a multiple of 2 x --config.router.num_heads")
     return self
 
 
@@ -322,10 +309,8 @@ class ValueConfig:
       score that one normalised dollar costs.
     capped_cost_weights: Cost weights with which it is evaluated under each cap.
     heads: Number of heads of the ensemble.
-    value_width: Width of the network that computes the value of a state.
-    advantage_width: Width of the network that computes the models' advantages.
-    batch_decisions: Number of decisions per gradient step.
-    learning_rate: Learning rate of AdamW at the start; it decays to 0.
+    widths: Widths of the two networks of a head: of the one that computes the value of
+      a state, and of the one that computes the models' advantages.
     weight_decay: Weight decay of AdamW.
     noise: Standard deviation of the noise that is added to the inputs in training, as a
       multiple of their own standard deviation.
@@ -335,10 +320,7 @@ class ValueConfig:
   cost_weights: tuple[CostWeight, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   capped_cost_weights: tuple[CostWeight, ...] = Field((0.0, 1.0), min_length=1)
   heads: int = positive(5, 100)
-  value_width: int = positive(64, 1000)
-  advantage_width: int = positive(32, 1000)
-  batch_decisions: int = positive(1024, 100_000)
-  learning_rate: float = positive(2e-3, 1)
+  widths: tuple[Width, Width] = (64, 32)
   weight_decay: float = not_negative(0.3, 100)
   noise: float = not_negative(0.5, 100)
 
@@ -350,31 +332,21 @@ class SFTConfig:
   Attributes:
     updates: Largest number of gradient steps.
     check_every: Number of gradient steps between two measurements of the loss on dev.
-    patience: Number of measurements in a row without a lower loss after which the
-      training ends.
     batch_episodes: Number of episodes per gradient step.
     micro_episodes: Number of rows of a compiled call, in all trainings (BoPO and value
       heads too). A smaller number needs less memory.
     learning_rate: Highest learning rate of the schedule, also for the cascade's scorer
       and the single-turn classifier.
-    warmup_share: Share of the gradient steps, at the start, in which the learning rate
-      rises.
     adam_eps: Epsilon of AdamW. If it exceeds most entries of the gradient, the entries
       of a step keep their relative sizes, which makes short trainings less noisy.
-    weight_decay: Weight decay of AdamW.
-    clip_norm: Largest norm of a gradient; a longer gradient is scaled down.
   """
 
   updates: int = Field(150, gt=0, lt=1_000_000)
   check_every: int = Field(5, gt=0, lt=1_000_000)
-  patience: int = Field(4, gt=0, lt=1_000_000)
   batch_episodes: int = positive(64)
   micro_episodes: int = positive(16, 100_000)
   learning_rate: float = positive(2e-5, 1)
-  warmup_share: float = not_negative(0.03, 1)
   adam_eps: float = positive(1e-8, 1)
-  weight_decay: float = not_negative(0.01, 1)
-  clip_norm: float = positive(1.0)
 
 
 @section
@@ -383,8 +355,7 @@ class BoPOConfig:
 
   Attributes:
     lam: Weights of the normalised cost in the reward. A router is trained for each of
-      them.
-    r_success: Reward of a success (paper: 1).
+      them. Ablations are trained with the first.
     r_hard: Additional reward of a success in a hard task (paper: 0.5).
     group_size: Number of episodes per task and update (paper: 8).
     advantage_eps: Number added to a group's standard deviation of rewards (our choice).
@@ -394,17 +365,13 @@ class BoPOConfig:
       uses the group's mean reward only (the ablation no-reference).
     kl_beta: Weight of the KL divergence from the SFT router in the loss.
     ratio_level: Unit of the probability ratio: "trajectory" (paper) or "decision".
-    clip_low: Distance below 1 at which the probability ratio is clipped; None never
-      clips.
-    clip_high: Distance above 1 at which the probability ratio is clipped; None never
-      clips.
+    clip: Distances below and above 1 at which the probability ratio is clipped; ()
+      never clips (paper).
     learning_rate: Learning rate of AdamW.
     adam_eps: Epsilon of AdamW, as in SFTConfig.
-    clip_norm: Largest norm of a gradient; a longer gradient is scaled down.
     updates: Number of updates. Each plays one rollout batch and learns from it.
     tasks_per_update: Number of tasks per rollout batch.
     epochs: Number of training passes over each rollout batch.
-    batch_episodes: Number of episodes per gradient step.
     vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
       but the next are BoPO's.
     vanilla_adam_eps: Epsilon of its AdamW, as in SFTConfig.
@@ -413,7 +380,6 @@ class BoPOConfig:
   lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
     (0.1, 0.3, 0.5, 0.7, 0.9), min_length=1
   )
-  r_success: float = not_negative(1.0, 100)
   r_hard: float = not_negative(0.5, 100)
   group_size: int = Field(8, ge=2, le=100_000)
   advantage_eps: float = positive(0.1, 100)
@@ -421,15 +387,12 @@ class BoPOConfig:
   reference_guided: bool = True
   kl_beta: float = not_negative(0.04, 100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
-  clip_low: float | None = not_negative(None, 1)
-  clip_high: float | None = not_negative(None, 1e6)
+  clip: tuple[()] | tuple[Clip, Clip] = ()
   learning_rate: float = positive(1e-6, 1)
   adam_eps: float = positive(1e-8, 1)
-  clip_norm: float = positive(1.0)
   updates: int = Field(100, gt=0, lt=1_000_000)
   tasks_per_update: int = positive(8, 100_000)
   epochs: int = positive(1, 1000)
-  batch_episodes: int = positive(64)
   vanilla_learning_rate: float = positive(1e-6, 1)
   vanilla_adam_eps: float = positive(1e-8, 1)
 
@@ -448,9 +411,6 @@ class BaselinesConfig:
   Attributes:
     rivals: Names of rivals from rivals/families.py, such as "cascade".
     ablations: Names of ablations. Each ablation is BoPO without one part.
-    compared_lam: The value of bopo.lam for which ablations are trained and compared
-      with BoPO; None takes the first of bopo.lam.
-    updates: Largest number of gradient steps of the scorer and the classifier.
     judge: The judge: the model that the zero-shot router asks. If the models are
       scripted, a rule answers in its place, and costs the judge's price.
   """
@@ -459,8 +419,6 @@ class BaselinesConfig:
   ablations: tuple[
     Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...
   ] = ()
-  compared_lam: float | None = not_negative(None, 100)
-  updates: int = Field(150, gt=0, lt=1_000_000)
   judge: ModelsConfig = Field(
     default_factory=lambda: ModelsConfig(
       names=("gpt-5",), temperature=1.0, max_completion_tokens=2048
@@ -474,8 +432,6 @@ class EvaluateConfig:
 
   Attributes:
     seeds: Number of evaluation seeds per task.
-    tasks: Number of dev tasks, and of test tasks, that are evaluated, counted from the
-      first; 0 takes all.
     random_p: Probabilities of LARGE, one per random policy.
     thresholds: Thresholds, with one policy each; 0.5 is always one. LARGE is called if
       its probability reaches the threshold.
@@ -486,18 +442,15 @@ class EvaluateConfig:
       under caps.
     call_budgets: Caps on the LARGE calls of a task (paper: K).
     usd_budgets: Caps on the US dollars of a task (paper: B_max).
-    bootstrap: Number of resamples of the tasks per interval.
   """
 
   seeds: int = positive(3, SEEDS)
-  tasks: int = not_negative(0)
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
   budget_rules: bool = False
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()
-  bootstrap: int = positive(1000, 100_000)
 
 
 @section
@@ -581,14 +534,9 @@ class Config:
     is_valid = self.train_seeds <= self.evaluate.seeds
     requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
     require(is_valid, "train_seeds", requirement)
-    require(
-      self.baselines.compared_lam in (None, *self.bopo.lam),
-      "baselines.compared_lam",
-      f"one of --config.bopo.lam, {self.bopo.lam}",
-    )
     for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
       for name, values in vars(getattr(self, section)).items():
-        if isinstance(values, tuple):
+        if isinstance(values, tuple) and name not in ("widths", "clip"):
           # A policy's key contains the value of a setting with six digits. Values that
           # are equal in these digits would give the same key.
           texts = {v if isinstance(v, str) else f"{v:g}" for v in values}
@@ -610,12 +558,6 @@ def check_setting(setting: str, *settings: str) -> None:
   if setting not in ("", *settings):
     names = ", ".join(settings)
     raise ValueError(f"the file has no setting {setting!r}: choose {names}, or none")
-
-
-def compared_lam(config: Config) -> float:
-  """Return the value of `bopo.lam` for which ablations are trained and compared."""
-  lam = config.baselines.compared_lam
-  return config.bopo.lam[0] if lam is None else lam
 
 
 def ablate(config: Config, name: str) -> Config:

@@ -42,7 +42,7 @@ from baar_jax.store import RESTORE, Store, read_config
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
 bopo.lam baselines profile.robustness evaluate value.cost_weights
 value.capped_cost_weights distributed max_usd dry_run models.key_variables
-models.concurrency models.token_limit_field models.timeout_s models.retries
+models.token_limit_field models.timeout_s models.retries
 models.max_failures sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 # Fields of the configuration that may differ between the processes of one run.

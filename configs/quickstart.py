@@ -5,18 +5,6 @@ The run needs no key.
 
 from baar_jax import config
 
-# Settings of a router with random weights. Its output layer is not tied to the input
-# embedding: otherwise learning to write a decision would change how the router reads
-# earlier decisions in the text. The remaining cap is not written into the text, because
-# the router has never read a text about budgets.
-RANDOM_WEIGHTS = {"tie_word_embeddings": False, "show_budget": False}
-TEXTS = {
-  "max_tokens": 512,
-  "description_tokens": 48,
-  "action_tokens": 12,
-  "result_tokens": 16,
-}
-
 
 def get_config() -> config.Config:
   """Return the configuration of the default run."""
@@ -24,7 +12,14 @@ def get_config() -> config.Config:
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=24, test_tasks=60)
   # The test tasks of configs/reproduce.py are left out, and all that it leaves out.
   c.env.options["skip_test_variations"] = 51
-  c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
+  c.router = config.RouterConfig(
+    max_tokens=512,
+    description_tokens=48,
+    action_tokens=12,
+    result_tokens=16,
+    # A router with random weights has never read a text about budgets.
+    show_budget=False,
+  )
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(
@@ -46,6 +41,5 @@ def get_config() -> config.Config:
     vanilla_adam_eps=0.1,
     updates=8,
   )
-  c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 5, 10))
   return c

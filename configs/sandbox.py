@@ -1,7 +1,6 @@
 """Configure the sandbox, an environment whose optimal policies can be computed."""
 
 from baar_jax import config
-from configs.quickstart import RANDOM_WEIGHTS
 
 
 def get_config() -> config.Config:
@@ -16,7 +15,7 @@ def get_config() -> config.Config:
     description_tokens=16,
     action_tokens=8,
     result_tokens=16,
-    **RANDOM_WEIGHTS,
+    show_budget=False,
   )
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
   c.references.plans = (
@@ -26,8 +25,7 @@ def get_config() -> config.Config:
     updates=20_000,
     cost_weights=(0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0),
     heads=3,
-    value_width=128,
-    advantage_width=128,
+    widths=(128, 128),
     # The sandbox has enough episodes for the value heads not to overfit without noise
     # and weight decay.
     noise=0.0,
@@ -40,12 +38,10 @@ def get_config() -> config.Config:
     updates=24,
     tasks_per_update=16,
     ratio_level="decision",
-    clip_low=0.2,
-    clip_high=0.28,
+    clip=(0.2, 0.28),
     epochs=2,
     vanilla_learning_rate=1e-3,
   )
-  c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(
     call_budgets=(1, 2, 4, 8), random_p=(0.5,), thresholds=(0.1, 0.2, 0.35, 0.65, 0.8)
   )

@@ -48,7 +48,6 @@ def get_config(setting: str = "") -> config.Config:
       weights="weights/Qwen2.5-1.5B",
       dtype="bfloat16",
       max_tokens=4096,
-      buckets=4,
       description_tokens=256,
       action_tokens=32,
       result_tokens=64,
@@ -65,7 +64,6 @@ def get_config(setting: str = "") -> config.Config:
     models = LLAMA if setting == "llama" else {}
     c.models = config.ModelsConfig(kind="chat", prompt_cache=False, **models)
     c.profile.robustness = (3, 10)
-    c.baselines = config.BaselinesConfig(
-      RIVALS, tuple(config.ABLATIONS), compared_lam=0.3
-    )
+    c.bopo.lam = (0.3, 0.1, 0.5, 0.7, 0.9)
+    c.baselines = config.BaselinesConfig(RIVALS, tuple(config.ABLATIONS))
   return c

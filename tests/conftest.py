@@ -53,7 +53,6 @@ def router_config() -> RouterConfig:
   """Return the settings of a tiny router, with previews of a few tokens."""
   return RouterConfig(
     vocab_size=340,
-    intermediate_size=24,
     num_layers=2,
     description_tokens=8,
     action_tokens=4,

@@ -58,10 +58,9 @@ CASES = [
     "--config.router.max_tokens=343",
   ),
   (
-    "--config.router.num_heads must be a multiple of --config.router.num_kv_heads",
+    "--config.router.hidden_size must be a multiple of 2 x --config.router.num_heads",
     command,
-    "--config.router.num_heads=3",
-    "--config.router.num_kv_heads=2",
+    "--config.router.num_heads=6",
   ),
   (
     "--config.references.plans must be plans of different kinds",
@@ -119,11 +118,6 @@ CASES = [
     "--config.train_seeds must be at most --config.evaluate.seeds, so that each router is evaluated",
     command,
     "--config.train_seeds=4",
-  ),
-  (
-    "--config.baselines.compared_lam must be one of --config.bopo.lam, (0.3,)",
-    command,
-    "--config.baselines.compared_lam=0.2",
   ),
   (
     "--config.bopo.lam must be values that differ in six digits",

@@ -108,7 +108,7 @@ def use_twice(tmp: Path) -> None:
 def change_field(tmp: Path) -> None:
   make_used(tmp)
   config = tiny.config(tmp)
-  config.bopo.clip_low = 0.2
+  config.bopo.kl_beta = 0.2
   Run(config)
 
 
@@ -215,7 +215,7 @@ CASES = [
     lose_run,
   ),
   (
-    "TMP/tiny has bopo.clip_low=None, this command has 0.2: set --config.bopo.clip_low back, or choose another --config.name",
+    "TMP/tiny has bopo.kl_beta=0.04, this command has 0.2: set --config.bopo.kl_beta back, or choose another --config.name",
     change_field,
   ),
   (

@@ -69,7 +69,6 @@ def config() -> Config:
   result = Config()
   result.bopo.lam = (0.3,)
   result.evaluate.seeds = 2
-  result.evaluate.bootstrap = 200
   return result
 
 

@@ -15,7 +15,7 @@ def test_the_bench_measures_all_figures_and_writes_nothing(
   tmp_path, monkeypatch, router_config
 ):
   monkeypatch.setattr(
-    bench, "ROUTER", dataclasses.replace(router_config, max_tokens=368, buckets=1)
+    bench, "ROUTER", dataclasses.replace(router_config, max_tokens=368)
   )
   monkeypatch.setattr(bench, "STEPS", 4)
   figures = bench.measure(tiny.config(tmp_path))

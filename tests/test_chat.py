@@ -13,6 +13,7 @@ from standin import FAULTS, StandIn
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
+from baar_jax.llms import chat
 from baar_jax.llms.chat import ChatPair
 from baar_jax.llms.history import NoAnswer
 from baar_jax.llms.ledger import Calls, Spent, read_spent
@@ -343,8 +344,11 @@ def test_a_call_is_made_if_and_only_if_it_fits(server, connect, spent):
   assert (task.remaining, run.remaining) == pytest.approx(remaining_usd, rel=1e-12)
 
 
-def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent):
+def test_200_failing_and_cancelled_calls_keep_to_the_cap(
+  server, connect, spent, monkeypatch
+):
   """Cancellations come before a request is sent or before its answer is read."""
+  monkeypatch.setattr(chat, "CONCURRENCY", 200)
   numbers = itertools.count()
   kinds = ("429", "drop", "malformed", "empty", "silent", "500")
 
@@ -358,7 +362,7 @@ def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent)
 
   server.fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]
   cap = DollarBudget(60 * BOUND_USD)
-  pair = connect(concurrency=200, retries=1, timeout_s=60.0)
+  pair = connect(retries=1, timeout_s=60.0)
   pair.models[0].client._client.event_hooks = {
     "request": [cancel],
     "response": [cancel],

@@ -23,13 +23,13 @@ from baar_jax.stages.evaluate import choose_on_dev
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  config = tiny.config(tmp_path_factory.mktemp("runs"), test_tasks=4)
-  config.evaluate.tasks = 3
+  config = tiny.config(tmp_path_factory.mktemp("runs"), test_tasks=3)
   config.sft.updates = config.bopo.updates = 1
+  config.seed = 1
   config.value.updates, config.value.heads = 2, 2
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
   ablations = tuple(ABLATIONS)
-  config.baselines = BaselinesConfig(rivals, ablations, compared_lam=0.1, updates=1)
+  config.baselines = BaselinesConfig(rivals, ablations)
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   run = Run(config)
   for stage in (train.baselines, evaluate.main):

@@ -18,7 +18,7 @@ def config():
   config = tiny.config("runs")
   config.models.prompt_cache = False
   config.bopo.lam, config.value.updates, config.value.cost_weights = (
-    (0.1, 0.3),
+    (0.3, 0.1),
     9,
     (0.5, 0.1),
   )
@@ -27,8 +27,6 @@ def config():
   config.baselines = BaselinesConfig(
     tuple(name for name in FAMILIES if FAMILIES[name].is_rival),
     ("no-reference",),
-    compared_lam=0.3,
-    updates=7,
   )
   return config
 
@@ -68,12 +66,12 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     expected += [f"{rule})", f"{rule},K=1)", f"{rule},K=2)"]
   routers = [
     "sft(update=2",
-    "bopo(lam=0.1,update=2",
     "bopo(lam=0.3,update=2",
-    "cascade(update=7",
-    "single-turn(update=7",
-    "vanilla(lam=0.1,update=2",
+    "bopo(lam=0.1,update=2",
+    "cascade(update=2",
+    "single-turn(update=2",
     "vanilla(lam=0.3,update=2",
+    "vanilla(lam=0.1,update=2",
   ]
   for router in routers:
     for ending in ("0.5", "0.25", "0.5,K=1", "0.5,K=2"):

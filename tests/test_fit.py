@@ -109,7 +109,7 @@ def test_a_target_under_a_cap_is_at_most_the_one_without(sign):
   steps = [step(SMALL, 0.0, 0.0)] * 2
   data = transitions_of([episode(0.0, *steps)], [0, 0])
   data = data._replace(last_N=np.array([False, False]))
-  config = ValueConfig(updates=1, heads=2, noise=0, batch_decisions=64)
+  config = ValueConfig(updates=1, heads=2, noise=0)
   ((_, _, loss),) = fit_heads(heads._replace(nets=nets), data, config, seed=0)
   # The value of no cap is SiLU(SiLU(1)) = 0.4936, and that of no call left is 0.
   assert 0.01 < loss < 0.4936**2 if sign < 0 else loss == pytest.approx(0, abs=1e-9)
@@ -144,7 +144,7 @@ def test_terms_by_hand():
   assert capped[4:].tolist() == pytest.approx(expected)
 
 
-def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
+def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight(monkeypatch):
   """In three steps LARGE, at one dollar, earns 0.3, 0.5 and 0.4. SMALL earns nothing.
 
   All eight plans are stored. One call is best used at the second step, two at the second and third.
@@ -156,11 +156,11 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
     scores = np.cumsum(np.multiply(plan, (0.3, 0.5, 0.4)))
     episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
   data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
+  monkeypatch.setattr(values, "BATCH_DECISIONS", 128)
+  monkeypatch.setattr(values, "LEARNING_RATE", 1e-2)
   config = ValueConfig(
     updates=2000,
     heads=2,
-    batch_decisions=128,
-    learning_rate=1e-2,
     noise=0,
     weight_decay=0,
   )
@@ -187,7 +187,6 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
 @pytest.fixture
 def run(tmp_path):
   config = tiny.config(tmp_path)
-  config.router.tie_word_embeddings = False
   config.value = ValueConfig(updates=3, cost_weights=(0.5, 1.0), heads=2)
   with contextlib.closing(Run(config)) as run:
     collect.profile(run)

@@ -71,8 +71,7 @@ def play(policy, check):
 
 
 def make_policy(model, view) -> RouterPolicy:
-  """Make a policy for three live episodes, whose router costs a dollar a token."""
-  view.config.usd_per_million_tokens = 1e6
+  """Make a policy for three live episodes."""
   feed = reader.Reader(model, view, view.logit_ids, rows=3)
   return RouterPolicy(PolicySpec("router"), feed, Sample("key"))
 
@@ -118,6 +117,7 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
 
 def test_only_new_tokens_are_paid_for(tiny_model, view, monkeypatch):
   """The whole text is paid for after finish(), a failure, or a repeated question."""
+  monkeypatch.setattr(reader, "USD_PER_TOKEN", 1.0)
   policy = make_policy(tiny_model, view)
   live = start(0)
   paid = []

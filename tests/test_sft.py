@@ -17,6 +17,8 @@ from flax import nnx
 from baar_jax.config import Config
 from baar_jax.learn.trainer import Trainer
 from baar_jax.open import load_router
+from baar_jax.paper import bopo as bopo_method
+from baar_jax.paper import sft as sft_method
 from baar_jax.paper.bopo import RatedEpisode
 from baar_jax.rivals import families, vanilla
 from baar_jax.rollout.specs import PolicySpec
@@ -43,10 +45,11 @@ def small_config(runs):
 
 @pytest.fixture(scope="module", autouse=True)
 def save_often():
-  """Write a checkpoint after every second update."""
+  """Write a checkpoint after every second update; a gradient step has two episodes."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, "SAVE_EVERY", 2)
     patch.setattr(train, "SAVE_EVERY_ROLLOUTS", 2)
+    patch.setattr(bopo_method, "BATCH_EPISODES", 2)
     yield
 
 
@@ -164,7 +167,8 @@ def test_the_best_update_is_kept(copied, monkeypatch, capsys, losses, best):
 
   monkeypatch.setattr(Trainer, "loss", loss)
   run = copied("referenced")
-  vars(run.config.sft).update(updates=5, patience=2)
+  run.config.sft.updates = 5
+  monkeypatch.setattr(sft_method, "PATIENCE", 2)
   sft(run)
   assert_same(leaves(run, "sft"), seen[best])
   assert [line["update"] for line in logged(run, "sft")] == [*seen]
@@ -193,7 +197,7 @@ def test_another_training_seed_is_added_to_a_run(copied):
 
 @pytest.mark.parametrize(
   "name, stage, place, rollouts",
-  [("cascade", cascade, "cascade-4", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
+  [("cascade", cascade, "cascade", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
 )
 def test_a_training_stops_if_a_metric_is_not_finite(
   copied, monkeypatch, name, stage, place, rollouts
@@ -203,7 +207,7 @@ def test_a_training_stops_if_a_metric_is_not_finite(
   step = Trainer.step
   count = itertools.count()
   directory = run.dir / "checkpoints" / place
-  run.config.baselines.updates = 4
+  run.config.sft.updates = 4
 
   def poison(trainer, batches):
     # BoPO takes two gradient steps per update.

@@ -51,10 +51,10 @@ def episodes():
 
 @pytest.fixture(scope="module")
 def batcher(router_config, tokenizer_dir, make_task):
-  """batcher(rows, buckets): micro-batches of `rows` rows, with `buckets` lengths."""
+  """batcher(rows): micro-batches of `rows` rows."""
 
-  def make(rows: int, buckets: int = 1, labels: Labels = ACTED) -> Batcher:
-    router = dataclasses.replace(router_config, max_tokens=208, buckets=buckets)
+  def make(rows: int, labels: Labels = ACTED) -> Batcher:
+    router = dataclasses.replace(router_config, max_tokens=208)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
     return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
@@ -143,8 +143,8 @@ def test_micro_batches_take_the_same_step_as_one_batch(
   anchor = ShardedRouter(other, ids)
   metrics = []
   states = []
-  # The second batcher has rows of 104 and of 208 tokens.
-  for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
+  # The first batch has rows of 208 tokens, the others of 104 or 208.
+  for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, labels=SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
     metrics.append(update_policy(learner, [*map(RatedEpisode, episodes, ADV)], 0))
@@ -152,7 +152,7 @@ def test_micro_batches_take_the_same_step_as_one_batch(
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, metrics[0], metrics[1])
   jax.tree.map(close, states[0], states[1])
-  assert metrics[0]["kl"] > 0.01 and trainer._gradient._cache_size() == 3
+  assert metrics[0]["kl"] > 0.005 and trainer._gradient._cache_size() == 3
   changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
   assert max(jax.tree.leaves(changes["params"])) > 0.001
   # Every kernel, and its state in the optimizer, is sharded over the devices.

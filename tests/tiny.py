@@ -9,12 +9,12 @@ from baar_jax.episode import Call, Episode, Step, Usage
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 # The settings of a run that takes seconds. Only one episode is live at a time, so that no
 # result depends on timing.
-ROUTER = dict(hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8)
+ROUTER = dict(hidden_size=16, num_heads=2)
 TEXTS = dict(vocab_size=1024, max_tokens=300, description_tokens=8, action_tokens=6)
 SIZES = dict(train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10)
 SECTIONS = dict(
   env=dict(processes=1, live_per_process=1, **SIZES),
-  router=dict(intermediate_size=32, num_layers=1, result_tokens=16, **ROUTER, **TEXTS),
+  router=dict(num_layers=1, result_tokens=16, **ROUTER, **TEXTS),
   profile=dict(trials=2),
   references=dict(samples=3),
   sft=dict(updates=2, batch_episodes=8, micro_episodes=8, learning_rate=1e-2),
@@ -24,9 +24,8 @@ SECTIONS = dict(
     tasks_per_update=2,
     group_size=2,
     learning_rate=1e-2,
-    batch_episodes=2,
   ),
-  evaluate=dict(seeds=1, random_p=(0.5,), call_budgets=(1,), bootstrap=20),
+  evaluate=dict(seeds=1, random_p=(0.5,), call_budgets=(1,)),
 )
 
 
@@ -113,7 +112,7 @@ def flags(runs) -> list[str]:
     "evaluate.thresholds": (),
     "value.updates": 20,
     "value.heads": 2,
-    "value.value_width": 8,
+    "value.widths": (8, 8),
     "value.cost_weights": (0.5,),
     "value.capped_cost_weights": (0.5,),
   }

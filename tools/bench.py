@@ -40,13 +40,9 @@ from baar_jax.router.weights import build_model, load_pretrained
 # Shape of the measured router. A run with --config.router.weights measures its own.
 ROUTER = RouterConfig(
   hidden_size=512,
-  intermediate_size=2752,
-  head_dim=64,
   num_layers=8,
   num_heads=8,
-  num_kv_heads=2,
   max_tokens=1792,
-  buckets=4,
   action_tokens=20,
   result_tokens=44,
 )
@@ -187,7 +183,6 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   changed.env.max_steps = STEPS
   changed.sft.micro_episodes = min(count, 16)
   changed.bopo.epochs = 1
-  changed.bopo.batch_episodes = count
   episodes = subject.episodes[:count]
   batcher = Batcher(changed, view, [subject.task])
   settings = {"token_ids": view.decision_ids, "dtype": changed.router.dtype}

@@ -34,6 +34,8 @@ from baar_jax.router.inputs import (
   measure_words,
 )
 
+BATCH_DECISIONS = 1024  # The number of decisions per gradient step.
+LEARNING_RATE = 2e-3  # The learning rate of AdamW at the start; it decays to 0.
 ROUND = 100  # The number of updates between two lines of the log.
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 # In an update, the target networks move this share of the way to the trained networks
@@ -160,9 +162,8 @@ def prepare(
 
 def draw_heads(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
   """Draw the random value heads of a configuration."""
-  widths = config.value_width, config.advantage_width
   key = jax.random.key(seed)
-  return networks.draw_heads(key, config.heads, widths, models, scale)
+  return networks.draw_heads(key, config.heads, config.widths, models, scale)
 
 
 def measure_scale(
@@ -225,7 +226,7 @@ def fit_heads(
     After every `ROUND` updates and after the last: the number of updates done, the
     heads with the parameters of the target networks, and the mean loss of the round.
   """
-  schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
+  schedule = optax.cosine_decay_schedule(LEARNING_RATE, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
   nets, scale = heads
   fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
@@ -356,7 +357,7 @@ def _update(
   """
   keys = jax.random.split(jax.random.fold_in(key, done), 6)
   count = len(data.model_N)
-  n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
+  n = jax.random.randint(keys[0], (BATCH_DECISIONS,), 0, count)
   drawn = jax.tree.map(lambda x: x[n], data)
   following = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
   used_N = (drawn.model_N != SMALL).astype(jnp.float32)

@@ -17,6 +17,8 @@ from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.router.view import View, Window
 
+# Rows are padded to two lengths, or to four if a text may have more tokens than this.
+LONG = 1024
 NO_TOKEN = -1  # The number that pads `Batch.token_BxSxM`; it is not a token id.
 
 
@@ -328,8 +330,8 @@ class Batcher:
       costliest = len(self.view.words) - 1
       episodes = [add_proposals(episode, costliest) for episode in episodes]
     # Rows are padded to few lengths, because each length is compiled once per loss.
-    numbers = range(1, router.buckets + 1)
-    buckets = [router.max_tokens * number // router.buckets for number in numbers]
+    count = 4 if router.max_tokens > LONG else 2
+    buckets = [router.max_tokens * part // count for part in range(1, count + 1)]
     windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]
     for indices in sort_by_length(windows, size):
       group = [episodes[i] for i in indices]

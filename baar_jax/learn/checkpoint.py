@@ -22,9 +22,6 @@ from baar_jax.llms.prices import Billing, open_billing
 from baar_jax.rollout.jobs import SFT
 from baar_jax.router.view import View
 
-# A run cannot change the number of updates of these families, and of families whose
-# names begin with these names. So their directories' names lack this number.
-FIXED = ("pretrain", "value", SFT)
 # The ablation that trains its own SFT router, because it changes the references.
 UNSTRATIFIED = "no-stratified"
 
@@ -85,17 +82,12 @@ class RouterFiles:
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
-    The name of a rival that learns from stored episodes has its number of updates. So
-    the rival is trained again if `baselines.updates` changes within a run.
-
     Args:
       family: "pretrain", "value", "sft", "bopo", a rival, an ablation, or the
         `sft_family` of an ablation.
       lam: the cost weight of the training; None if the family has none.
     """
     name = family
-    if lam is None and not family.startswith(FIXED):
-      name += f"-{self.config.baselines.updates}"
     if lam is not None:
       name += f"-lam{lam:g}"
     if self.training_seed:

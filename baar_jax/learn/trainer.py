@@ -20,7 +20,11 @@ from baar_jax.learn.batches import Batch, Loss
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
 
-BOPO_WEIGHT_DECAY = 1e-4  # The weight decay of AdamW in BoPO (our choice).
+# The weight decay of AdamW in SFT, and in BoPO (our choice).
+SFT_WEIGHT_DECAY = 0.01
+BOPO_WEIGHT_DECAY = 1e-4
+CLIP_NORM = 1.0  # A gradient with a larger norm is scaled down to it (our choice).
+WARMUP_SHARE = 0.03  # The share of SFT's updates in which the learning rate rises.
 
 
 class ShardedRouter:
@@ -213,22 +217,26 @@ class Trainer(ShardedRouter):
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
 
-def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
+def sft_optimizer(
+  config: SFTConfig, warmup: int = 0, weight_decay: float = SFT_WEIGHT_DECAY
+) -> optax.GradientTransformation:
   """Make the optimizer of SFT: AdamW with warm-up and cosine decay (paper: appendix).
 
-  The rate rises linearly over `warmup_share` of the updates and then falls to 0. It
-  starts above 0, so that the first update learns too (our choice).
+  The rate rises linearly and then falls to 0. It starts above 0, so that the first
+  update learns too (our choice).
 
   Args:
-    config: supplies `updates`, `learning_rate`, `warmup_share`, `adam_eps` and
-      `weight_decay`.
+    config: supplies `updates`, `learning_rate` and `adam_eps`.
+    warmup: the number of updates in which the rate rises; 0 is `WARMUP_SHARE` of all.
+    weight_decay: the weight decay of AdamW.
   """
-  warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
+  warmup = warmup or max(1, round(WARMUP_SHARE * config.updates))
+  warmup = min(config.updates - 1, warmup)
   first = config.learning_rate / (warmup + 1)
   schedule = optax.warmup_cosine_decay_schedule(
     first, config.learning_rate, warmup, config.updates
   )
-  return _clip_adamw(schedule, config, config.weight_decay)
+  return _clip_adamw(schedule, config, weight_decay)
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
@@ -245,7 +253,7 @@ def _clip_adamw(
   weight_decay: float,
 ) -> optax.GradientTransformation:
   """Make AdamW that clips the norm of the gradient first."""
-  clip = optax.clip_by_global_norm(config.clip_norm)
+  clip = optax.clip_by_global_norm(CLIP_NORM)
   # The value b2 = 0.99 of AdamW is our choice.
   adamw = optax.adamw(
     learning_rate, b2=0.99, eps=config.adam_eps, weight_decay=weight_decay

@@ -45,6 +45,7 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
+CONCURRENCY = 16  # The largest number of calls in flight at one model.
 # The headers that providers other than OpenAI get. The SDK adds others, some of which
 # name the user's account at OpenAI. The last one makes it return an answer's bytes.
 HEADERS = (
@@ -175,7 +176,7 @@ class ChatModel:
     self.price = prices_of(config)[config_index]
     self.is_tier_known = self.endpoint.is_private or self.endpoint.is_openai
     self.where = f"{self.endpoint.model} at {self.endpoint.host}"
-    self.slots = threading.BoundedSemaphore(config.concurrency)
+    self.slots = threading.BoundedSemaphore(CONCURRENCY)
     self._key = self.endpoint.key()
     hooks = () if self.endpoint.is_openai else (drop_headers,)
     http = open_http(config.timeout_s, *hooks)

@@ -41,6 +41,7 @@ from baar_jax.router.reader import Reader
 # The smallest number of episodes of a group. One episode alone would be compared with
 # itself, because its reward is the mean of the group.
 MIN_GROUP = 2
+BATCH_EPISODES = 64  # The number of episodes per gradient step.
 
 
 class RatedEpisode(NamedTuple):
@@ -100,7 +101,7 @@ class Learner(NamedTuple):
 
   def count_steps(self, episodes: int) -> int:
     """Count the gradient steps on a rollout batch of this number of episodes."""
-    return self.config.epochs * math.ceil(episodes / self.config.batch_episodes)
+    return self.config.epochs * math.ceil(episodes / BATCH_EPISODES)
 
   def count_all_steps(self, tasks: int) -> int:
     """Count the gradient steps of a whole BoPO training on this number of tasks."""
@@ -217,7 +218,7 @@ def compute_advantages(
     successes = [e.success for e in episodes]
     cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
     *reward_G, reference = rewards.boundary_reward(
-      successes, profile.hard, cost_norm, lam, config.r_success, config.r_hard
+      successes, profile.hard, cost_norm, lam, r_hard=config.r_hard
     )
     if not config.reference_guided:
       # `reference_advantage` takes the larger of the mean and this number as baseline.
@@ -261,7 +262,7 @@ def update_policy(
   """Take the gradient steps of one update.
 
   In each of `epochs` passes the episodes are shuffled and cut into batches of
-  `batch_episodes`.
+  `BATCH_EPISODES`.
 
   Args:
     learner: the router that learns.
@@ -276,8 +277,8 @@ def update_policy(
   step_batches = []
   for _ in range(config.epochs):
     order = draw.sample(rated, len(rated))
-    for first in range(0, len(order), config.batch_episodes):
-      episodes, advantages = zip(*order[first : first + config.batch_episodes])
+    for first in range(0, len(order), BATCH_EPISODES):
+      episodes, advantages = zip(*order[first : first + BATCH_EPISODES])
       batches = learner.batcher.micro_batches(episodes, np.array(advantages))
       step_batches.append([learner.fill(batch) for batch in batches])
   steps = [learner.trainer.step(batches) for batches in step_batches]

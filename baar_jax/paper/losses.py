@@ -151,7 +151,7 @@ def bopo_loss(
   mean over decisions.
 
   Args:
-    config: supplies `ratio_level`, `clip_low`, `clip_high` and `kl_beta`.
+    config: supplies `ratio_level`, `clip` and `kl_beta`.
     logits_BxSxA: float32, of the router that learns.
     batch: a batch with `ref_logits_BxSxA`, the SFT router's logits.
 
@@ -164,7 +164,7 @@ def bopo_loss(
     batch.adv_B,
     batch.mask_BxS,
     config.ratio_level,
-    (config.clip_low, config.clip_high),
+    config.clip or (None, None),
   )
   kl = _sum_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   return {

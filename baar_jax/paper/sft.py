@@ -18,6 +18,9 @@ from baar_jax.episode import Episode
 from baar_jax.learn.batches import Batch, Batcher, draw_batches
 from baar_jax.learn.trainer import Trainer
 
+# After this number of measurements in a row without a lower loss on dev, the training
+# ends.
+PATIENCE = 4
 HARD_SHARE = 0.7  # The share of episodes of hard tasks in a batch (paper: about 0.7).
 
 
@@ -61,7 +64,7 @@ def sft(
   """Take gradient steps on stored episodes, and keep the best router in `best`.
 
   The loss on dev is measured every `check_every` updates. The training ends after
-  `patience` measurements without a lower loss, or after `settings.updates` updates.
+  `PATIENCE` measurements without a lower loss, or after `settings.updates` updates.
 
   Args:
     trainer: the router that learns.
@@ -74,7 +77,7 @@ def sft(
   Yields:
     Each update when it has ended.
   """
-  patience = settings.patience * settings.check_every
+  patience = PATIENCE * settings.check_every
   for update, episodes in updates:
     metrics = trainer.step(batcher.micro_batches(episodes))
     is_last = update == settings.updates

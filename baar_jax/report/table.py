@@ -15,6 +15,7 @@ from baar_jax.rollout.jobs import label_family
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
 
+RESAMPLES = 1000  # Number of resamples of the tasks per interval.
 # The metrics of the report, with their names for readers.
 METRICS = {"score_percent": "mean score", "success_percent": "success rate"}
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
@@ -114,9 +115,9 @@ def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
   """Return the (task_id, seed) pairs of the episodes that each policy plays on a split.
 
   Args:
-    split: "dev" or "test". Its first `--config.evaluate.tasks` tasks are played.
+    split: "dev" or "test".
   """
-  tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
+  tasks = [task.id for task in store.tasks(split)]
   seeds = range(seed_of(split, 0), seed_of(split, config.evaluate.seeds))
   return pd.MultiIndex.from_product([tasks, seeds])
 
@@ -170,7 +171,7 @@ def load_split(
   tasks = [*complete.unique(0)]
   left_out = len(keys) - len(complete)
   sr = f"{load(config.env.kind).metric}_percent"
-  return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
+  return Evaluation(frame, episodes, tasks, left_out, RESAMPLES, sr)
 
 
 def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:

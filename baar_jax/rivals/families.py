@@ -22,7 +22,6 @@ from baar_jax.config import (
   BoPOConfig,
   Config,
   ablate,
-  compared_lam,
   require,
 )
 from baar_jax.envs.table import load
@@ -259,7 +258,7 @@ def _router_points(config: Config, router: PolicySpec) -> Points:
 
 
 def _list_sft(config: Config, name: str) -> list[Points]:
-  """List the policies of the SFT router."""
+  """List the policies of the SFT router, or of a rival that learns likewise."""
   return [_router_points(config, trained_spec(config, name, config.sft.updates))]
 
 
@@ -270,16 +269,10 @@ def _list_learnt(config: Config, name: str) -> Iterator[Points]:
     yield _router_points(config, router)
 
 
-def _list_classifier(config: Config, name: str) -> list[Points]:
-  """List the policies of a rival that learns from stored episodes."""
-  router = trained_spec(config, name, config.baselines.updates)
-  return [_router_points(config, router)]
-
-
 def _list_ablation(config: Config, name: str) -> Iterator[Points]:
   """Yield the policies of an ablation; none unless the configuration names it."""
   if name in config.baselines.ablations:
-    router = trained_spec(config, name, config.bopo.updates, compared_lam(config))
+    router = trained_spec(config, name, config.bopo.updates, config.bopo.lam[0])
     yield Points(_with_thresholds(config, router))
 
 
@@ -406,7 +399,7 @@ FAMILIES = {
   ),
   "cascade": Family(
     "cascade",
-    _list_classifier,
+    _list_sft,
     "router",
     policy=cascade.CascadePolicy,
     stage="baselines",
@@ -415,7 +408,7 @@ FAMILIES = {
   ),
   "single-turn": Family(
     "single-turn classifier",
-    _list_classifier,
+    _list_sft,
     "router",
     stage="baselines",
     learns=FromStored(single_turn.learn_winners, jobs.list_ranked_trials),

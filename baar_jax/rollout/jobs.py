@@ -200,11 +200,10 @@ def list_evaluation(
 
   Args:
     config: supplies the numbers of tasks and of seeds.
-    tasks: the tasks of the split; the first `evaluate.tasks` are played, or all if 0.
+    tasks: the tasks of the split.
     split: "dev" or "test".
     training_seed: the number of the training seed, from 0.
   """
-  tasks = tasks[: config.evaluate.tasks or None]
   trials = range(training_seed, config.evaluate.seeds, config.train_seeds)
   return [Job(task, split, k) for task in tasks for k in trials]
 

@@ -21,6 +21,8 @@ from baar_jax.router.view import View
 # with each of these numbers of rows (ROWS). Other batches are padded to the next size.
 NEW_TOKENS = (32, 64, 128, 256)
 ROWS = (1, 4, 16, 64)
+# The price of the router's own compute (our choice), in US dollars.
+USD_PER_TOKEN = 0.02 / 1e6
 
 
 @dataclasses.dataclass
@@ -72,7 +74,6 @@ class Reader:
       mesh: the mesh that holds the model's parameters; None is one device.
     """
     self._view = view
-    self._usd_per_token = view.config.usd_per_million_tokens / 1e6
     self._token_ids = tuple(token_ids)
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
@@ -111,7 +112,7 @@ class Reader:
       # Until its tokens are fed, the row counts as empty. If feeding fails, the next
       # call feeds the whole text again.
       self._row_of[live.key] = Row(row.number)
-    usd_R = [len(item.tokens) * self._usd_per_token for item in pending]
+    usd_R = [len(item.tokens) * USD_PER_TOKEN for item in pending]
     logits_of = self._feed_all(pending)
     for live, row in zip(ready, rows):
       self._row_of[live.key] = row

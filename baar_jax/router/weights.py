@@ -23,6 +23,9 @@ from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
 from baar_jax.router.view import View, decision_tokens, read_tokenizer
 from baar_jax.store import require_file
 
+# With random weights, the feed-forward layers are this many times as wide as the hidden
+# states (our choice).
+FEED_FORWARD = 3
 # Maps each parameter's name in router/qwen2.py to its tensor's name in Hugging Face's
 # files; {} stands for the layer. A kernel is [inputs, outputs] in qwen2.py and
 # [outputs, inputs] in a file. The axes of heads and of numbers per head in qwen2.py are
@@ -66,9 +69,11 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
     return dataclasses.replace(shape, vocab_size=rows)
   # Qwen2Config ignores settings that are not among its fields.
   return Qwen2Config(
+    intermediate_size=FEED_FORWARD * config.hidden_size,
     num_hidden_layers=config.num_layers,
     num_attention_heads=config.num_heads,
-    num_key_value_heads=config.num_kv_heads,
+    num_key_value_heads=config.num_heads // 2,
+    head_dim=config.hidden_size // config.num_heads,
     **vars(config),
   )
 

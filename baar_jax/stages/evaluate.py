@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.config import ABLATIONS, Config, compared_lam
+from baar_jax.config import ABLATIONS, Config
 from baar_jax.llms.ledger import read_spent
 from baar_jax.open import Loader, check_trained, load_profiles
 from baar_jax.paper.references import measure_robustness
@@ -154,7 +154,7 @@ def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, lis
       points.setdefault(spec.family, []).append(spec.key)
     # Ablations are played without a cap, so they are compared with BoPO's policies
     # without a cap.
-    if spec.family == BOPO and not spec.cap and spec.lam == compared_lam(config):
+    if spec.family == BOPO and not spec.cap and spec.lam == config.bopo.lam[0]:
       compared.append(spec.key)
   if config.baselines.ablations:
     points[COMPARED] = compared

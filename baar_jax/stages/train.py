@@ -55,6 +55,7 @@ from baar_jax.run import Run
 
 # Number of gradient steps at the start of pretraining in which the learning rate rises.
 WARMUP = 10
+WEIGHT_DECAY = 1e-4  # The weight decay of AdamW in pretraining.
 SAVE_EVERY = 50  # The number of updates on stored episodes between two checkpoints.
 SAVE_EVERY_ROLLOUTS = 5  # The number of updates on rollouts between two checkpoints.
 
@@ -100,8 +101,6 @@ def pretrain(run: Run) -> None:
   settings = SFTConfig(
     updates,
     learning_rate=config.learning_rate,
-    warmup_share=min(1.0, WARMUP / updates),
-    weight_decay=1e-4,
   )
   for files in run.all_files():
     draw = functools.partial(
@@ -215,8 +214,8 @@ def baselines(run: Run) -> None:
 def train_rival(run: Run, files: RouterFiles, name: str) -> None:
   """Train the router of a rival on stored episodes.
 
-  The settings are those of SFT, except that the number of updates is
-  `baselines.updates`. The loss on dev is measured on the episodes of dev tasks.
+  The settings are those of SFT. The loss on dev is measured on the episodes of dev
+  tasks.
 
   Args:
     name: the family of the rival.
@@ -236,7 +235,7 @@ def train_rival(run: Run, files: RouterFiles, name: str) -> None:
     len(config.models.names),
   )
   labels, episodes = learns.learn(trials)
-  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  settings = config.sft
   dev_ids = {task.id for task in run.store.tasks("dev")}
   train = [e for e in episodes if e.task_id not in dev_ids]
   dev = [e for e in episodes if e.task_id in dev_ids]
@@ -325,10 +324,11 @@ def _open_trainer(
   if lesson.labels.outcomes:
     model = build_model(config.router, config.seed)
     ids = None
+    optimizer = sft_optimizer(lesson.settings, WARMUP, WEIGHT_DECAY)
   else:
     model = load_initial(files, view)
     ids = view.logit_ids
-  optimizer = sft_optimizer(lesson.settings)
+    optimizer = sft_optimizer(lesson.settings)
   trainer = Trainer(model, lesson.loss, optimizer, ids, files.mesh, config.router.dtype)
   return trainer, batcher
 
