@@ -17,7 +17,6 @@ import threading
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -36,8 +35,6 @@ from baar_serve.exchange import Exchange
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
 
-# The type of a result.
-Result = TypeVar("Result")
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
 GRACE_S = 1
@@ -183,7 +180,7 @@ class Connection(HttpToolsProtocol):
       self.send_400_response("The headers are too long.")
 
 
-async def wait_for_thread(work: Callable[[], Result]) -> Result:
+async def wait_for_thread(work: Callable[[], object]) -> object:
   """Wait for the result of work in a thread that does not outlive the program."""
   loop = asyncio.get_running_loop()
   future = loop.create_future()

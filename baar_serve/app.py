@@ -102,9 +102,6 @@ class App(Starlette):
       # For clients that can only set a URL: NAME is the session's name.
       for prefix in ("", "/s/{session}"):
         routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
-    names = ", ".join(sorted(table)).replace(":path", "")
-
-    self._problem = f"Unknown path or method. This server answers {names}, GET /health."
 
     @contextlib.asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -119,8 +116,9 @@ class App(Starlette):
     )
 
   async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
-    """Answer a request whose path or method is unknown, with the list of routes."""
-    return respond_error(Refusal(error.status_code, self._problem), request)
+    """Answer a request whose path or method is unknown."""
+    problem = "Unknown path or method. See the routes in baar_serve/README.md."
+    return respond_error(Refusal(error.status_code, problem), request)
 
   async def _read(self, request: Request) -> dict:
     """Read the JSON body of a request."""

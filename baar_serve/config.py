@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Self
 
-from absl import app, flags
+from absl import app, flags, logging
 from pydantic import Field
 
 from baar_jax.config import (
@@ -152,6 +152,7 @@ def do(work: Callable[[ServeConfig], None], config: ServeConfig) -> int:
   Returns:
     The exit code: 0 after success, 2 after a user's mistake, which is one line.
   """
+  logging.set_verbosity(logging.WARNING)
   try:
     work(config)
   except (ValueError, OSError, sqlite3.Error) as error:

@@ -204,8 +204,7 @@ class Desk:
       for found in self._sessions.list_conversations(is_unnamed, purse.id, since_s):
         if found.state.opening == history.opening and found.last_place < place:
           candidates.append(found)
-    best = None
-    best_rank = ()
+    ranks = {}
     for found in candidates:
       state = found.state
       if selected != SelectedPolicy(state.rule, state.cost_weight):
@@ -215,7 +214,7 @@ class Desk:
       is_longer = found.last_place < place or own >= {*atoms}
       if not (is_longer or fields.conversation):
         continue
-      rank = (
+      ranks[found] = (
         found.has_replies(atoms, found.records),
         state.opening == history.opening,
         # A changed cap has begun a new conversation, to which the call belongs.
@@ -224,10 +223,7 @@ class Desk:
         len(found.records),
         -found.changed_s,
       )
-      if best is None or rank > best_rank:
-        best = found
-        best_rank = rank
-    return best
+    return max(ranks, key=ranks.get, default=None)
 
   def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.

@@ -273,7 +273,7 @@ CASES = [
     handle_request(App._refuse_socket),
   ),
   (
-    "Unknown path or method. This server answers GET /, GET /metrics, ..., GET /health.",
+    "Unknown path or method. See the routes in baar_serve/README.md.",
     use_app(send_to_no_route),
   ),
   (

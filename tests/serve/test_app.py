@@ -57,7 +57,9 @@ def test_the_page_shows_steps_failures_and_what_is_asked_for(client, upstream):
   client.chat("beta")
   first, second = (client.http.get(f"/?name={name}").text for name in ("i", "beta"))
   assert "&lt;i&gt;a" in first and "<i>" not in first and f"${USD:.6f}" in first
-  assert "1 steps<" in first and "LARGE calls: 0." in first and "beta" not in first
+  assert (
+    "1 steps<" in first and "LARGE calls: 0 of no cap." in first and "beta" not in first
+  )
   assert second.count("an attempt at small is failed") == 2 and "&lt;i" not in second
 
 
