@@ -1,5 +1,6 @@
 """Check the figures of hand-made evaluations; comments have the arithmetic."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -141,6 +142,12 @@ def test_areas_and_gains_are_those_worked_out_by_hand(every):
   assert success.area_gain_high["vanilla"] < 0
 
 
+def test_a_claim_needs_the_whole_interval(every):
+  choice = every.choice._replace(main="random")
+  other = dataclasses.replace(every, choice=choice)
+  assert "random is not shown to beat" in claim(other, "score_percent")  # 0.53
+
+
 def test_ablations_are_compared_with_bopo_at_the_same_lam(every):
   rows = every.ablations.set_index(["metric", "family"]).loc["success_percent"]
   assert {*rows.index} == {COMPARED, "sft", *ABLATIONS}
@@ -167,6 +174,10 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   store = fill(policies)
   where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
   store._db.execute(f"DELETE FROM episodes WHERE {where}")
-  data = load_split(store, specs(policies), config(), "test")
+  settings = config()
+  settings.train_seeds = 2
+  data = load_split(store, specs(policies), settings, "test")
   assert (data.left_out, len(data.tasks)) == (1, 12)
-  assert data.episodes.policy.value_counts().tolist() == [23, 23]
+  episodes = data.episodes
+  assert {*zip(episodes.seed, episodes.training_seed)} == {(3000, 0), (3001, 1)}
+  assert episodes.policy.value_counts().tolist() == [23, 23]
