@@ -87,11 +87,10 @@ class Run:
         "wait for its end or choose another --config.name"
       ) from None
     self.budget = _open_budget(config, self.dir, self.store)
-    self.source = (
-      Recorded(self)
-      if config.env.kind == RECORDED
-      else SelfPlay(self, open_pair(config, path))
-    )
+    if config.env.kind == RECORDED:
+      self.source = Recorded(self)
+    else:
+      self.source = SelfPlay(self, open_pair(config, path))
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
     # They are not kept in a run's directory, because that may come from somebody else,
     # and compiled programs would be executed.

@@ -30,7 +30,7 @@ from baar_jax.learn.batches import Batch, Labels, Term
 from baar_jax.paper import bopo, losses
 from baar_jax.paper.bopo import Learner, Update
 from baar_jax.paper.references import Profile, Trials
-from baar_jax.rivals import cascade, single_turn, valued, vanilla
+from baar_jax.rivals import cascade, single_turn, vanilla
 from baar_jax.rivals.optimum import has_optimum
 from baar_jax.rollout import jobs, rules
 from baar_jax.rollout.jobs import (
@@ -52,8 +52,6 @@ OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
 PRIVILEGED_WEIGHT = 100
 # The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
 PATIENCE = (1, 2, 3, 5, 10)
-
-Tasks = Mapping[str, list[Task]]  # The tasks of each split.
 
 
 class Points(NamedTuple):
@@ -327,6 +325,31 @@ def _list_privileged(config: Config, name: str) -> Iterator[Points]:
     yield Points((PolicySpec(name, mu=PRIVILEGED_WEIGHT),))
 
 
+def escalate_once(advantage_A: np.ndarray, situation: Situation) -> int:
+  """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
+
+  With two models SMALL acts until the value heads choose LARGE once, and then LARGE
+  acts to the end (arXiv 2607.00053).
+  """
+  return max([pick_best(advantage_A, situation), *situation.models])
+
+
+def stay_warm(advantage_A: np.ndarray, situation: Situation) -> int:
+  """Stay with the last model unless a switch is worth its dollars (Weave, Plano).
+
+  The last model acts unless another model's Q value is larger even without the value
+  of the dollars of the switch. At the first step the model with the largest Q value
+  acts.
+  """
+  if not situation.models:
+    return pick_best(advantage_A, situation)
+  last_model = situation.models[-1]
+  value_A = advantage_A - situation.switch_A
+  value_A[last_model] = advantage_A[last_model]
+  best = pick_best(value_A, situation)
+  return best if value_A[best] > value_A[last_model] else last_model
+
+
 BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
 
 
@@ -380,10 +403,10 @@ FAMILIES = {
   ),
   CONDITIONED: Family(LABELS[CONDITIONED], _list_conditioned, "heads", stage="value"),
   "cache-sticky": Family(
-    "cache-sticky rule", _list_valued, "heads", pick=valued.stay_warm, is_rival=True
+    "cache-sticky rule", _list_valued, "heads", pick=stay_warm, is_rival=True
   ),
   "one-escalation": Family(
-    "one escalation", _list_valued, "heads", pick=valued.escalate_once, is_rival=True
+    "one escalation", _list_valued, "heads", pick=escalate_once, is_rival=True
   ),
   "stage-rule": Family(
     "stage rule",

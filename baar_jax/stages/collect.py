@@ -9,7 +9,7 @@ from baar_jax.episode import SPLITS, Task
 from baar_jax.mesh import exchange
 from baar_jax.open import Loader, load_profiles, load_references
 from baar_jax.paper.references import Profile, split_by_profile
-from baar_jax.report.labels import label_policy
+from baar_jax.report.compare import label_policy
 from baar_jax.rivals.families import FAMILIES
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned

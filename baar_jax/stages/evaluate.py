@@ -11,8 +11,7 @@ from baar_jax.llms.ledger import read_spent
 from baar_jax.open import Loader, check_trained, load_profiles
 from baar_jax.paper.references import measure_robustness
 from baar_jax.report import frontier
-from baar_jax.report.compare import Choice, Results
-from baar_jax.report.labels import label_policy
+from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
   METRICS,
