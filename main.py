@@ -37,7 +37,7 @@ from jax.errors import JaxRuntimeError
 from pydantic import ValidationError
 
 from baar_jax.config import RECORDED, Config, require
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
 from baar_jax.rivals import families
@@ -206,7 +206,7 @@ def validate(config: Config) -> None:
     check_variables("models.key_variables", config.models.key_variables)
     judge = config.baselines.judge
     check_variables("baselines.judge.key_variables", judge.key_variables)
-  config.env.options = table.changed_options(config.env.kind, config.env.options)
+  config.env.options = base.changed_options(config.env.kind, config.env.options)
   try:
     families.check_baselines(config)
     check_environment(config)
@@ -221,7 +221,7 @@ def check_environment(config: Config) -> None:
     ValueError: a process has too many live episodes, or an option has a value that
       scripted models cannot play.
   """
-  environment = table.load(config.env.kind)
+  environment = base.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live
   require(

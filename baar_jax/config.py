@@ -86,7 +86,7 @@ class EnvConfig:
   """Configure the environment, its tasks and its processes.
 
   Attributes:
-    kind: Name of an environment in envs/table.py, or FILE.py:CLASS for an environment
+    kind: Name of an environment in envs/base.py, or FILE.py:CLASS for an environment
       of your own.
     train_tasks: Number of training tasks.
     dev_tasks: Number of validation tasks, on which all choices are made.

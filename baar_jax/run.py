@@ -11,22 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import jax
 import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, ZERO_SHOT, Config
-from baar_jax.envs import engines, table
+from baar_jax.config import RECORDED, Config
+from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import prices_of
-from baar_jax.llms.provider import endpoints
+from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
@@ -239,16 +237,16 @@ class SelfPlay:
     if not self._envs:
       env = self._config.env
       args = env_arguments(self._config)
-      engine = table.load(env.kind).engine
+      engine = base.load(env.kind).engine
       is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
       if engine and not is_trusted:
         engine.check_walls()
       count = self.live_episodes
       live = env.live_per_process
-      if table.load(env.kind).needs_process:
+      if base.load(env.kind).needs_process:
         self._envs += open_envs(env.kind, args, count // live, live, env.timeout_s)
       else:
-        self._envs += [table.make(env.kind, **args) for _ in range(count)]
+        self._envs += [base.make(env.kind, **args) for _ in range(count)]
     return self._envs
 
   def list_tasks(self, split: str) -> None:
@@ -466,7 +464,7 @@ def open_pair(config: Config, path: Path) -> Pair:
   """
   models = config.models
   if models.kind == "scripted":
-    return ScriptedPair(models, table.load(config.env.kind))
+    return ScriptedPair(models, base.load(config.env.kind))
   # Only runs with API models import their client, because runs with scripted models
   # start faster without it.
   from baar_jax.llms.chat import ChatPair
@@ -475,14 +473,14 @@ def open_pair(config: Config, path: Path) -> Pair:
 
 
 def env_arguments(config: Config) -> dict:
-  """Return the keyword arguments with which `table.make` opens an environment.
+  """Return the keyword arguments with which `base.make` opens an environment.
 
   Raises:
     ValueError: an option of the environment is invalid.
   """
   env = config.env
-  options = table.read_options(env.kind, env.options)
-  completed = table.load(env.kind).complete(options, Path(config.runs))
+  options = base.read_options(env.kind, env.options)
+  completed = base.load(env.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
   return args | {"max_steps": env.max_steps, "options": vars(completed)}
 
@@ -533,32 +531,3 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
 def flatten(config: Config) -> dict[str, object]:
   """Return a configuration's values by the name of the field, such as "bopo.lam"."""
   return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]
-
-
-def check_models(config: Config) -> None:
-  """Raise an error unless the models have prices and keys, and the cheapest is first.
-
-  Raises:
-    ValueError: a price or a key is missing, or the models are not in the order of their
-      prices. The message is one line with the field's name.
-  """
-  groups = {"models": config.models}
-  if ZERO_SHOT in config.baselines.rivals:
-    groups["baselines.judge"] = config.baselines.judge
-  for group_name, group in groups.items():
-    try:
-      prices = prices_of(group)
-      for endpoint in endpoints(group) if config.models.kind == "chat" else ():
-        if config.env.kind != RECORDED:
-          endpoint.key()
-        # Reading the port checks it: urllib raises ValueError if it is above 65535.
-        _ = urlsplit(endpoint.base_url).port
-    except ValueError as error:
-      raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
-    for cheaper, costlier in itertools.pairwise(prices):
-      if cheaper.input > costlier.input and cheaper.output > costlier.output:
-        raise ValueError(
-          f"--config.{group_name}.names is {group.names!r}; one of them is costlier "
-          "than the next: name the cheapest first, or set "
-          f"--config.{group_name}.prices"
-        )

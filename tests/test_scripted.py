@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.envs.base import Env, KnowledgeErrors, Lapse, Oracle
 from baar_jax.envs.sandbox.adapter import Sandbox, SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
@@ -226,7 +226,7 @@ def test_mistakes_and_spoiled_steps_enter_the_forecast():
 
 def test_the_documentation_states_the_rates_of_the_code():
   text = (Path(__file__).parents[1] / "docs/scripted_models.md").read_text()
-  kinds = [table.load(kind).Errors for kind in ("scienceworld", "alfworld", "appworld")]
+  kinds = [base.load(kind).Errors for kind in ("scienceworld", "alfworld", "appworld")]
   numbers = lambda value: [*map(float, re.findall(r"-?[\d.]+", str(value)))]  # noqa: E731
   rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
   assert len(rows) == 17
@@ -260,7 +260,7 @@ def test_the_boundaries_lie_near_the_paper_s(
   env = config.env
   data = tmp_path / "own"
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
-  if engine := table.load(env.kind).engine:
+  if engine := base.load(env.kind).engine:
     engine.install()
     engine.make_tasks(data, sizes)
     env.options["data"] = str(data)

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.envs.base import Env, EnvDied, Oracle
 from baar_jax.envs.engines import command_of, environ_of
 from baar_jax.episode import Task
@@ -87,8 +87,8 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
   Args:
     scratch: the child's directory for temporary files, which is removed when the child
       ends.
-    kind: the kind of environment; see `table.load`.
-    kwargs: the keyword arguments of `table.make`, as JSON.
+    kind: the kind of environment; see `base.load`.
+    kwargs: the keyword arguments of `base.make`, as JSON.
   """
   # Requests and answers get file descriptors of their own. So an environment can
   # neither read a request nor print into an answer.
@@ -98,7 +98,7 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
   os.dup2(2, 1)
   tempfile.tempdir = scratch
   threading.Thread(target=_end_with, args=(os.getppid(), scratch), daemon=True).start()
-  make = functools.partial(table.make, kind, **json.loads(kwargs))
+  make = functools.partial(base.make, kind, **json.loads(kwargs))
   env_of: dict[int, Env] = defaultdict(make)  # one environment per slot
   for line in requests:
     slot, method, args = json.loads(line)
@@ -203,8 +203,8 @@ class Child:
     """Prepare a child; the first call starts its process.
 
     Args:
-      kind: the kind of environment; see `table.load`.
-      kwargs: the keyword arguments of `table.make`; JSON must be able to write them.
+      kind: the kind of environment; see `base.load`.
+      kwargs: the keyword arguments of `base.make`; JSON must be able to write them.
       timeout_s: a child that needs more seconds for a call is killed.
 
     Raises:
@@ -213,7 +213,7 @@ class Child:
     scratch = tempfile.TemporaryDirectory(
       prefix="baar_jax-", ignore_cleanup_errors=True
     )
-    engine = table.load(kind).engine
+    engine = base.load(kind).engine
     arguments = [scratch.name, kind, json.dumps(kwargs)]
     command = [*command_of(engine), "baar_jax.envs.process", *arguments]
     errors = None
@@ -466,8 +466,8 @@ def open_envs(
   """Open one environment for each slot of each child process.
 
   Args:
-    kind: the kind of environment; see `table.load`.
-    kwargs: the keyword arguments of `table.make`; JSON must be able to write them.
+    kind: the kind of environment; see `base.load`.
+    kwargs: the keyword arguments of `base.make`; JSON must be able to write them.
     processes: number of child processes.
     live_per_process: number of slots of each child.
     timeout_s: a child that needs more seconds for a call is killed.
@@ -479,7 +479,7 @@ def open_envs(
   Raises:
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
-  environment = table.load(kind)
+  environment = base.load(kind)
   memory = {} if environment.remembered else None
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
   greeting = children[0].call(0, "greet")

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from baar_jax.config import Config
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.llms.prices import Billing, open_billing
 from baar_jax.rollout.jobs import SFT
 from baar_jax.router.view import View
@@ -67,7 +67,7 @@ class RouterFiles:
   @functools.cached_property
   def billing(self) -> Billing:
     """Return the prices and prompt caches of the models."""
-    env = table.load(self.config.env.kind)
+    env = base.load(self.config.env.kind)
     return open_billing(self.config.models, env.cache_rule, env.step_s)
 
   def open_view(self, proposals: bool = False) -> View:

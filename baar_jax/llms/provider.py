@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import RECORDED, ZERO_SHOT, Config, ModelsConfig
 from baar_jax.episode import Usage
+from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_json
 
 # The kinds of outcomes of an attempt at a call, as they are stored.
@@ -116,6 +117,35 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   variables = itertools.cycle(config.key_variables or (None,))
   rows = zip(config.names, urls, variables)
   return [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in rows]
+
+
+def check_models(config: Config) -> None:
+  """Raise an error unless the models have prices and keys, and the cheapest is first.
+
+  Raises:
+    ValueError: a price or a key is missing, or the models are not in the order of their
+      prices. The message is one line with the field's name.
+  """
+  groups = {"models": config.models}
+  if ZERO_SHOT in config.baselines.rivals:
+    groups["baselines.judge"] = config.baselines.judge
+  for group_name, group in groups.items():
+    try:
+      prices = prices_of(group)
+      for endpoint in endpoints(group) if config.models.kind == "chat" else ():
+        if config.env.kind != RECORDED:
+          endpoint.key()
+        # Reading the port checks it: urllib raises ValueError if it is above 65535.
+        _ = urlsplit(endpoint.base_url).port
+    except ValueError as error:
+      raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
+    for cheaper, costlier in itertools.pairwise(prices):
+      if cheaper.input > costlier.input and cheaper.output > costlier.output:
+        raise ValueError(
+          f"--config.{group_name}.names is {group.names!r}; one of them is costlier "
+          "than the next: name the cheapest first, or set "
+          f"--config.{group_name}.prices"
+        )
 
 
 class Complaint(NamedTuple):

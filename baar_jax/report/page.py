@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from baar_jax.config import EnvConfig
-from baar_jax.envs.table import load
+from baar_jax.envs.base import load
 from baar_jax.report import texts
 from baar_jax.report.compare import Results
 from baar_jax.report.table import METRICS

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from baar_jax.config import Config
-from baar_jax.envs.table import load
+from baar_jax.envs.base import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.ledger import Spent
 from baar_jax.report import frontier

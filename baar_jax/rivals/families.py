@@ -24,7 +24,7 @@ from baar_jax.config import (
   ablate,
   require,
 )
-from baar_jax.envs.table import load
+from baar_jax.envs.base import load
 from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import Batch, Labels, Term
 from baar_jax.paper import bopo, losses

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baar_jax.config import Config, ModelsConfig
-from baar_jax.envs.base import Errors, Oracle
+from baar_jax.envs.base import Errors, Oracle, load
 from baar_jax.envs.sandbox import adapter as sandbox
 from baar_jax.envs.sandbox.adapter import (
   BLANK,
@@ -40,7 +40,6 @@ from baar_jax.envs.sandbox.adapter import (
   Sandbox,
   SandboxErrors,
 )
-from baar_jax.envs.table import load
 from baar_jax.episode import LARGE, SMALL
 from baar_jax.llms.history import extend, open_conversation
 from baar_jax.llms.prices import prices_of

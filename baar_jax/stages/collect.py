@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task
 from baar_jax.mesh import exchange
 from baar_jax.open import Loader, load_profiles, load_references
@@ -34,7 +34,7 @@ def setup(run: Run) -> None:
   if run.config.router.weights:
     check_pretrained(run.config.router)
   env = run.config.env
-  engine = table.load(env.kind).engine
+  engine = base.load(env.kind).engine
   if engine is None:
     say(f"{env.kind} needs no engine")
   else:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from baar_jax.config import Config
-from baar_jax.envs import table
+from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.open import load_profiles
@@ -76,7 +76,7 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   """
   outcomes = store.table().groupby("policy")[["steps", "spent_usd"]].mean()
   prices = prices_of(config.models)
-  growth = table.load(config.env.kind).prompt_growth
+  growth = base.load(config.env.kind).prompt_growth
   for spec, price in zip(BOUNDARIES, (prices[0], prices[-1])):
     if spec.key not in outcomes.index:
       steps = STEPS * config.env.max_steps
