@@ -18,7 +18,7 @@ from baar_jax.conditioned.heads import TERMS, Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.learn.batches import ACTED, FAILURES, SAMPLED, Batcher
+from baar_jax.learn.batches import SAMPLED, Batcher
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
 from baar_jax.llms.prices import prices_of
@@ -26,7 +26,6 @@ from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rivals import families
-from baar_jax.rivals.cascade import CascadePolicy
 from baar_jax.rivals.families import FAMILIES, OnPolicy
 from baar_jax.rivals.optimum import FREE, Exact
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
@@ -396,12 +395,12 @@ class Loader:
   def _build_router(self, spec: PolicySpec) -> Policy:
     """Build the policy of a trained router."""
     files = self.files
-    policy = FAMILIES[spec.family].policy
-    view = files.open_view(proposals=policy is CascadePolicy)
+    row = FAMILIES[spec.family]
+    view = files.open_view(row.labels.answers)
     model = self.load(spec.family, spec.lam)
     rule = self._make_rule(spec)
     reader = Reader(model, view, view.logit_ids, self.rows, files.mesh)
-    return policy(spec, reader, rule)
+    return row.policy(spec, reader, rule)
 
   def _make_rule(self, spec: PolicySpec) -> Threshold:
     """Make the threshold of p(LARGE) by which a trained router decides.
@@ -424,13 +423,12 @@ class Loader:
       lam: the cost weight of the training; None if the family has none.
     """
     files = self.files
-    is_cascade = FAMILIES[family].policy is CascadePolicy
-    view = files.open_view(is_cascade)
+    labels = FAMILIES[family].labels
+    view = files.open_view(labels.answers)
     episodes = load_threshold_episodes(self.store, files.config)
     dtype = files.config.router.dtype
     model = self.load(family, lam)
     router = ShardedRouter(model, view.logit_ids, files.mesh, dtype)
-    labels = FAILURES if is_cascade else ACTED
     batcher = Batcher(files.config, view, self.store.tasks("train"), labels)
     return softmax(batcher.compute(router.logits, episodes), "stored episodes")
 

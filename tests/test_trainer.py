@@ -16,7 +16,6 @@ from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.learn import trainer as training
 from baar_jax.learn.batches import (
   ACTED,
-  FAILURES,
   SAMPLED,
   Batcher,
   Labels,
@@ -26,6 +25,7 @@ from baar_jax.learn.batches import (
 from baar_jax.learn.trainer import ShardedRouter, Trainer
 from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
+from baar_jax.rivals.cascade import FAILURES
 from baar_jax.router.view import View, Window
 from baar_jax.router.weights import build_model
 
@@ -119,17 +119,17 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
 
 
-def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher, tokenizer_dir):
-  view = View(batcher(WHOLE).view.config, tokenizer_dir, proposals=True)
+def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher):
   pair = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
-  scorer = dataclasses.replace(batcher(WHOLE), view=view, labels=FAILURES)
+  scorer = batcher(WHOLE, labels=FAILURES)
   (batch,) = scorer.micro_batches(pair)
   assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [
     [0, 0, 2],
     [2, 1, 1],
   ]
   assert [
-    view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]
+    scorer.view.tokenizer.decode(row).count(" proposal:")
+    for row in batch.tokens_RxT[:2]
   ] == [2, 2]
 
 

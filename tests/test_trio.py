@@ -10,7 +10,8 @@ from program import finish, results, start
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import SandboxErrors
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
-from baar_jax.learn.batches import FAILURES, Batcher, add_proposals
+from baar_jax.learn.batches import Batcher
+from baar_jax.rivals.cascade import FAILURES, add_proposals
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
@@ -26,7 +27,7 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   )
   paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
   view = View(config, tmp_path, models=3)
-  scorer = View(config, tmp_path, True, models=3)
+  scorer = View(config, tmp_path, 3, FAILURES.answers)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
@@ -48,7 +49,7 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
     False,
     True,
   ]
-  proposed = add_proposals(episode, costliest=2)
+  proposed = add_proposals(episode, models=3)
   proposed.steps[1].proposal = "SMALL's, where M2 acted at once: no cap would allow M3"
   (window,) = scorer.episode_windows(make_task(), proposed)
   text = scorer.tokenizer.decode(window.tokens)

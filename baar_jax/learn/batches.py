@@ -139,12 +139,16 @@ class Labels(NamedTuple):
   Attributes:
     decide: maps an episode to one label per step: the index of the logit to learn, or
       None for a step to leave out.
-    proposals: whether the router reads the proposals that a cascade would have made.
+    rewrite: changes an episode before it is read, given the number of models; None
+      reads it as it is.
+    answers: the number of answers between which the router decides; None is one for
+      each model.
     outcomes: whether batches get the tokens that follow each decision.
   """
 
   decide: Callable[[Episode], Sequence[int | None]]
-  proposals: bool = False
+  rewrite: Callable[[Episode, int], Episode] | None = None
+  answers: int | None = None
   outcomes: bool = False
 
 
@@ -158,18 +162,10 @@ def _decide_sampled(episode: Episode) -> list[int | None]:
   return [None if step.logp is None else step.model for step in episode.steps]
 
 
-def _decide_failures(episode: Episode) -> list[int | None]:
-  """Label each step that has a proposal: 1 if the episode fails, else 0."""
-  fails = int(not episode.success)
-  return [None if step.proposal is None else fails for step in episode.steps]
-
-
 # The label of a step is the model that acted.
 ACTED = Labels(_decide_acted)
 # The label of a step is the sampled model. Steps that a budget forced are left out.
 SAMPLED = Labels(_decide_sampled)
-# The label of a step with a proposal is 1 if the episode fails, else 0.
-FAILURES = Labels(_decide_failures, proposals=True)
 # Pretraining learns the tokens that follow each decision.
 OUTCOMES = Labels(_decide_acted, outcomes=True)
 
@@ -242,23 +238,6 @@ def make_batch(
   return batch
 
 
-def add_proposals(episode: Episode, costliest: int) -> Episode:
-  """Mark the actions of all models but the costliest as proposals.
-
-  The result is the episode as a cascade would have played it: each action of a cheaper
-  model is a proposal that was taken.
-
-  Args:
-    episode: an episode that another policy has played.
-    costliest: the index of the costliest model, whose actions are final.
-  """
-  steps = []
-  for step in episode.steps:
-    proposal = None if step.model == costliest else step.action
-    steps.append(dataclasses.replace(step, proposal=proposal))
-  return dataclasses.replace(episode, steps=steps)
-
-
 @dataclasses.dataclass(frozen=True)
 class Batcher:
   """Cut episodes into micro-batches with episodes of similar length.
@@ -326,9 +305,9 @@ class Batcher:
     size = self.config.sft.micro_episodes
     max_steps = self.config.env.max_steps
     task_of = {task.id: task for task in self.tasks}
-    if self.labels.proposals:
-      costliest = len(self.view.words) - 1
-      episodes = [add_proposals(episode, costliest) for episode in episodes]
+    if self.labels.rewrite:
+      models = len(self.view.words)
+      episodes = [self.labels.rewrite(episode, models) for episode in episodes]
     # Rows are padded to few lengths, because each length is compiled once per loss.
     count = 4 if router.max_tokens > LONG else 2
     buckets = [router.max_tokens * part // count for part in range(1, count + 1)]

@@ -70,14 +70,14 @@ class RouterFiles:
     env = base.load(self.config.env.kind)
     return open_billing(self.config.models, env.cache_rule, env.step_s)
 
-  def open_view(self, proposals: bool = False) -> View:
+  def open_view(self, answers: int | None = None) -> View:
     """Open the view that turns an episode into the router's tokens.
 
     Args:
-      proposals: whether the text has the proposals, as the cascade's scorer reads it.
+      answers: see `View`.
     """
     models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, proposals, models)
+    return View(self.config.router, self.tokenizer, models, answers)
 
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.

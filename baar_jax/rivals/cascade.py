@@ -1,14 +1,43 @@
 """Let cheaper models propose an action first, and a scorer accept it (FrugalGPT)."""
 
+import dataclasses
 from collections.abc import Generator, Sequence
 
 from baar_jax.episode import SMALL, Episode, Step
-from baar_jax.learn.batches import FAILURES, Labels
+from baar_jax.learn.batches import Labels
 from baar_jax.llms.history import parse_action
 from baar_jax.paper.references import Trials
 from baar_jax.rollout.rules import Draft, Move, StepContext
 from baar_jax.rollout.specs import Decision, Live
 from baar_jax.router.policy import RouterPolicy
+
+
+def add_proposals(episode: Episode, models: int) -> Episode:
+  """Mark the actions of all models but the costliest as proposals.
+
+  The result is the episode as a cascade would have played it: each action of a cheaper
+  model is a proposal that was taken.
+
+  Args:
+    episode: an episode that another policy has played.
+    models: number of models; the actions of the costliest one are final.
+  """
+  steps = []
+  for step in episode.steps:
+    proposal = None if step.model == models - 1 else step.action
+    steps.append(dataclasses.replace(step, proposal=proposal))
+  return dataclasses.replace(episode, steps=steps)
+
+
+def _decide_failures(episode: Episode) -> list[int | None]:
+  """Label each step that has a proposal: 1 if the episode fails, else 0."""
+  fails = int(not episode.success)
+  return [None if step.proposal is None else fails for step in episode.steps]
+
+
+# The label of a step with a proposal is 1 if the episode fails, else 0. The answers are
+# to take the proposal, and to ask the next costlier model.
+FAILURES = Labels(_decide_failures, add_proposals, answers=2)
 
 
 def learn_scorer(trials: Trials) -> tuple[Labels, list[Episode]]:

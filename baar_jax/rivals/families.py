@@ -26,7 +26,7 @@ from baar_jax.config import (
 )
 from baar_jax.envs.base import load
 from baar_jax.episode import Episode, Task
-from baar_jax.learn.batches import Batch, Labels, Term
+from baar_jax.learn.batches import ACTED, Batch, Labels, Term
 from baar_jax.paper import bopo, losses
 from baar_jax.paper.bopo import Learner, Update
 from baar_jax.paper.references import Profile, Trials
@@ -117,6 +117,7 @@ class Family:
       heads, "judge", "optimum" and "errors" what their names say.
     rule: returns the index of the model to act.
     policy: the class of the policy if a router decides.
+    labels: how this router reads stored decisions, for policies with a `share`.
     pick: picks a model by the value heads.
     stage: the stage that trains the family; "" if the family does not learn.
     learns: how the stages "bopo" and "baselines" train it.
@@ -128,6 +129,7 @@ class Family:
   needs: str = ""
   rule: Callable[[Live, PolicySpec], int] | None = None
   policy: type[RouterPolicy] = RouterPolicy
+  labels: Labels = ACTED
   pick: Callable[[np.ndarray, Situation], int] = pick_best
   stage: str = ""
   learns: OnPolicy | FromStored | None = None
@@ -425,6 +427,7 @@ FAMILIES = {
     _list_sft,
     "router",
     policy=cascade.CascadePolicy,
+    labels=cascade.FAILURES,
     stage="baselines",
     learns=FromStored(cascade.learn_scorer),
     is_rival=True,

@@ -96,12 +96,10 @@ class View:
 
   Attributes:
     config: The router's settings.
-    proposals: Whether the text shows the proposals of a cascade.
     words: The word for each model in texts, cheapest first.
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
-    logit_ids: The tokens whose logits decide. For a cascade these are the first two
-      decision tokens: the first accepts the proposal, the second rejects it.
+    logit_ids: The decision tokens whose logits decide.
     encode: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
@@ -110,28 +108,28 @@ class View:
     self,
     config: RouterConfig,
     directory: Path,
-    proposals: bool = False,
     models: int = 2,
+    answers: int | None = None,
   ) -> None:
     """Read the tokenizer and check its tokens.
 
     Args:
       config: the router's settings.
       directory: directory of a `tokenizer.json`.
-      proposals: whether the text shows the proposals of a cascade.
       models: number of models.
+      answers: number of answers between which the router decides; None is one for each
+        model.
 
     Raises:
       ValueError: the tokenizer cannot be read, lacks a decision token, or has more
         tokens than the router's vocabulary.
     """
     self.config = config
-    self.proposals = proposals
     self.words = decision_words(models)
     self.tokenizer = read_tokenizer(directory)
     tokens = decision_tokens(models)
     self.decision_ids = [self.tokenizer.token_to_id(token) for token in tokens]
-    self.logit_ids = self.decision_ids[:2] if proposals else self.decision_ids
+    self.logit_ids = self.decision_ids[:answers]
     are_known = len({*self.decision_ids} - {None}) == models
     last_id = max(self.tokenizer.get_vocab().values())
     if not are_known or (last_id >= config.vocab_size and not config.weights):
@@ -192,15 +190,15 @@ class View:
     return self.encode(title) + self.encode(text, limit)
 
   def encode_proposal(self, step: Step) -> tuple[int, ...]:
-    """Encode the action that a cascade's model proposed in a step.
+    """Encode the action that a model proposed in a step; see rivals/cascade.py.
 
     Returns:
       Token ids; none if the text shows no proposal for this step.
     """
     # No proposal is written for a step of the costliest model, because the episodes
-    # that train a cascade's scorer have none there.
+    # that train the router have none there.
     costliest = len(self.words) - 1
-    if not self.proposals or step.proposal is None or step.model == costliest:
+    if step.proposal is None or step.model == costliest:
       return ()
     title = PROPOSAL
     if costliest > 1:

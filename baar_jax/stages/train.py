@@ -317,7 +317,7 @@ def _open_trainer(
 ) -> tuple[Trainer, Batcher]:
   """Make a trainer with a copy of the router that the training starts from."""
   config = files.config
-  view = files.open_view(lesson.labels.proposals)
+  view = files.open_view(lesson.labels.answers)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batcher = Batcher(config, view, tasks, lesson.labels)
   # Pretraining starts from random weights, and predicts any token.
