@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rivals.valued import escalate_once, stay_warm
 from tiny import call
 
 from baar_jax.conditioned.policy import ConditionedPolicy, Situation
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.llms.scripted import Account, ScriptedJudge
+from baar_jax.rivals.families import escalate_once, stay_warm
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
