@@ -1,5 +1,6 @@
-"""Choose models in a Python program, without a server."""
+"""Choose models for agents of other programs: `Router`, and decisions in batches."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,79 @@ from baar_jax.llms.history import History, bound_tokens, read_chat
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
 from baar_jax.open import RouterFiles, open_router
-from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.store import read_run
+
+
+class Decider:
+  """Decide for live episodes that other programs play, in batches.
+
+  The policy remembers at most `rows` episodes: those with the newest decisions.
+
+  Attributes:
+    lives: the live episodes that have a row in the KV cache, by `Live.key`. The one
+      with the newest decision is last.
+  """
+
+  def __init__(self, policy: Policy, rows: int):
+    """Set up a decider without any episodes.
+
+    Args:
+      rows: the number of episodes that the policy's KV cache can hold.
+    """
+    self.policy = policy
+    self.lives: dict[tuple[str, int], Live] = {}
+    self._rows = rows
+    # The calls that wait for a decision. They are stored by call and not by episode,
+    # because a client may drop a call and send the next one while the dropped call is
+    # being decided.
+    self._ready: dict[Live, asyncio.Future[Decision]] = {}
+    self._lock = asyncio.Lock()
+
+  async def decide(self, live: Live) -> Decision:
+    """Choose an episode's next model, in one batch with all waiting episodes.
+
+    The first waiting call runs the policy in a thread. The other calls await the
+    result.
+    """
+    result = asyncio.get_running_loop().create_future()
+    self._ready[live] = result
+    try:
+      async with self._lock:
+        while not result.done():
+          waiting = [call for call, future in self._ready.items() if not future.done()]
+          batch = waiting[: self._rows]
+          decisions = await asyncio.to_thread(self.choose, batch)
+          for call, decision in zip(batch, decisions):
+            # A call is missing here if its client has dropped it meanwhile.
+            if call in self._ready:
+              self._ready[call].set_result(decision)
+      return result.result()
+    finally:
+      # An error of the policy ends this call alone. The other waiting calls run the
+      # policy again.
+      del self._ready[live]
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Return the policy's decisions for different episodes.
+
+    There must be at most as many episodes as the policy's KV cache has rows.
+    """
+    for live in ready:
+      self.remember(live)
+    return self.policy.choose(ready)
+
+  def remember(self, live: Live) -> None:
+    """Keep a live episode, as the one with the newest decision.
+
+    If there are more episodes than rows in the KV cache, free the row of the episode
+    whose last decision is the oldest.
+    """
+    self.lives.pop(live.key, None)
+    self.lives[live.key] = live
+    if len(self.lives) > self._rows:
+      self.policy.finish(self.lives.pop(next(iter(self.lives))))
 
 
 class RoutedModel(NamedTuple):

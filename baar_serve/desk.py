@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from baar_jax.decide import Decider
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import cap_spec
-from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
 from baar_serve.records import State

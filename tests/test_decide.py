@@ -5,11 +5,12 @@ import dataclasses
 import tiny
 
 from baar_jax import Router
+from baar_jax.decide import Decider
 from baar_jax.episode import CacheRule
 from baar_jax.llms.history import extend, open_conversation, write_reply
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Decision, PolicySpec
+from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 
 
 class Spy(Policy):
@@ -19,6 +20,18 @@ class Spy(Policy):
     self.tokens = self.view.live_window(ready[0]).tokens
     self.history = ready[0].history
     return [Decision(self.episode.steps[len(ready[0].steps)].model, p_A=(0.25, 0.75))]
+
+
+def test_the_episode_with_the_oldest_decision_is_forgotten(make_task):
+  """After a, b and a there is no row for c, so b is forgotten."""
+  forgotten = []
+  spy = Spy(PolicySpec("spy"))
+  spy.finish = lambda live: forgotten.append(live.task.id)
+  decider = Decider(spy, rows=2)
+  for name in "abac":
+    decider.remember(Live(Job(make_task(name), "test", 0)))
+  assert forgotten == ["b"]
+  assert [task_id for task_id, _ in decider.lives] == ["a", "c"]
 
 
 def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypatch):

@@ -2,11 +2,9 @@
 
 `run_episodes` is the loop over all live episodes, `play_episode` the life of one of
 them. They meet at a generator: it yields when its episode needs a decision, and the
-loop sends the decision. `Decider` batches the decisions of episodes that other programs
-play.
+loop sends the decision.
 """
 
-import asyncio
 import dataclasses
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -301,73 +299,3 @@ def play_episode(
     usd_budget=live.cap.usd,
     lost_usd=budgets.dollars.lost_usd(live.steps),
   )
-
-
-class Decider:
-  """Decide for live episodes that other programs play, in batches.
-
-  The policy remembers at most `rows` episodes: those with the newest decisions.
-
-  Attributes:
-    lives: the live episodes that have a row in the KV cache, by `Live.key`. The one
-      with the newest decision is last.
-  """
-
-  def __init__(self, policy: Policy, rows: int):
-    """Set up a decider without any episodes.
-
-    Args:
-      rows: the number of episodes that the policy's KV cache can hold.
-    """
-    self.policy = policy
-    self.lives: dict[tuple[str, int], Live] = {}
-    self._rows = rows
-    # The calls that wait for a decision. They are stored by call and not by episode,
-    # because a client may drop a call and send the next one while the dropped call is
-    # being decided.
-    self._ready: dict[Live, asyncio.Future[Decision]] = {}
-    self._lock = asyncio.Lock()
-
-  async def decide(self, live: Live) -> Decision:
-    """Choose an episode's next model, in one batch with all waiting episodes.
-
-    The first waiting call runs the policy in a thread. The other calls await the
-    result.
-    """
-    result = asyncio.get_running_loop().create_future()
-    self._ready[live] = result
-    try:
-      async with self._lock:
-        while not result.done():
-          waiting = [call for call, future in self._ready.items() if not future.done()]
-          batch = waiting[: self._rows]
-          decisions = await asyncio.to_thread(self.choose, batch)
-          for call, decision in zip(batch, decisions):
-            # A call is missing here if its client has dropped it meanwhile.
-            if call in self._ready:
-              self._ready[call].set_result(decision)
-      return result.result()
-    finally:
-      # An error of the policy ends this call alone. The other waiting calls run the
-      # policy again.
-      del self._ready[live]
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Return the policy's decisions for different episodes.
-
-    There must be at most as many episodes as the policy's KV cache has rows.
-    """
-    for live in ready:
-      self.remember(live)
-    return self.policy.choose(ready)
-
-  def remember(self, live: Live) -> None:
-    """Keep a live episode, as the one with the newest decision.
-
-    If there are more episodes than rows in the KV cache, free the row of the episode
-    whose last decision is the oldest.
-    """
-    self.lives.pop(live.key, None)
-    self.lives[live.key] = live
-    if len(self.lives) > self._rows:
-      self.policy.finish(self.lives.pop(next(iter(self.lives))))

@@ -7,9 +7,9 @@ import functools
 import pytest
 from endpoint import ASK, Client, wait_until
 
+from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
 from baar_jax.llms.provider import FAILED
-from baar_jax.rollout.loop import Decider
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
