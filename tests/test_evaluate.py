@@ -25,7 +25,7 @@ from baar_jax.stages.evaluate import choose_on_dev
 def run(tmp_path_factory):
   config = tiny.config(tmp_path_factory.mktemp("runs"), test_tasks=3)
   config.sft.updates = config.bopo.updates = 1
-  config.seed = 1
+  config.seed = 3
   config.value.updates, config.value.heads = 2, 2
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
   ablations = tuple(ABLATIONS)
