@@ -1,5 +1,7 @@
 """The errors of the configuration, its files and the command line."""
 
+import contextlib
+import io
 import sqlite3
 from pathlib import Path
 from unittest import mock
@@ -8,25 +10,30 @@ from absl import flags
 from jax.errors import JaxRuntimeError
 
 import main
+from baar_jax.flags import fail
 from configs import alfworld
 
 
 def command(tmp: Path, *arguments: str) -> None:
-  """Run a command line, whose runs are in an empty directory."""
+  """Run a command line, whose runs are in a directory, and raise the line it prints."""
 
   def refuse(error: Exception | str) -> None:
-    raise ValueError(" ".join(str(error).split()))
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+      assert fail(error) == 2
+    start, line = printed.getvalue().split("error: ", 1)
+    assert start == ""
+    raise ValueError(line.removesuffix("\n"))
 
   argv = ["main.py", *arguments, f"--config.runs={tmp}"]
-  # The command prints its error and returns an exit code; here it raises the error.
   with mock.patch.object(main, "fail", refuse):
     main.main(main.parse(argv, flags.FlagValues()))
 
 
-def read_file(tmp: Path, text: str) -> None:
-  """Run a command line whose configuration file has a text."""
-  (tmp / "file.py").write_text(text)
-  command(tmp, f"--config={tmp}/file.py")
+def read_file(tmp: Path, body: str) -> None:
+  """Run a command line whose configuration file has a function with this body."""
+  text = "from baar_jax.config import *\ndef get_config(setting):\n  c = Config()\n  "
+  (tmp / "file.py").write_text(text + body)
+  command(tmp, f"--config={tmp}/file.py:other")
 
 
 def stop_a_stage(tmp: Path, error: Exception) -> None:
@@ -38,9 +45,52 @@ def stop_a_stage(tmp: Path, error: Exception) -> None:
 
 CASES = [
   (
-    "a value of the configuration is no plain value, contains itself, or is nested too deeply: correct the file of --config",
+    "...--stage=nonsense...all|setup|profile|references|...",
+    command,
+    "--stage=nonsense",
+  ),
+  ("...--config.sft.updates=many...int...", command, "--config.sft.updates=many"),
+  ("...bopo.lam[0]...", command, "--config.bopo.lam[0]=1"),
+  (
+    "...config.models has a value that cannot be read...",
+    command,
+    "--config.models=sk-secret",
+  ),
+  (
+    "...key_variables has a value that cannot be read...",
+    command,
+    "--config.models.key_variables=('sk-secret',",
+  ),
+  (
+    "set each option: --config.env.options.NAME=VALUE",
+    command,
+    "--config.env.options={'short_tasks':True}",
+  ),
+  (
+    "...Port out of range...",
+    command,
+    "--config.models.kind=chat",
+    "--config.models.base_urls=('http://localhost:65536/v1',)",
+  ),
+  (
+    "...Not a directory: 'README.md/quickstart'",
+    lambda tmp: command("README.md"),
+  ),
+  ("...no plain value...contains itself...", read_file, "c.bopo = c; return c"),
+  (
+    "...key_variables: Input should be...",
     read_file,
-    "from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.bopo = c\n  return c",
+    "return Config(models=ModelsConfig(key_variables='sk-secret'))",
+  ),
+  (
+    "cannot load TMP/file.py:other (SystemExit: a [2Jb): correct this file",
+    read_file,
+    "raise SystemExit('a\\n\\x1b[2J\\u202eb')",
+  ),
+  (
+    "...no setting 'other'...",
+    read_file,
+    "raise ValueError(f'no setting {setting!r}')",
   ),
   (
     "--config.models.prices must be () or a value for each of the names",
@@ -53,7 +103,7 @@ CASES = [
     "--config.models.base_urls=('http://a', 'http://b', 'http://c')",
   ),
   (
-    "--config.router.max_tokens must be at least 344, or lower description_tokens, action_tokens or result_tokens",
+    "--config.router.max_tokens must be at least 344, or lower description_tokens...",
     command,
     "--config.router.max_tokens=343",
   ),
@@ -109,13 +159,13 @@ CASES = [
     "--config.baselines.judge.names=('a', 'b')",
   ),
   (
-    "--config.pretrain.epochs must be 0 with --config.router.weights, which are pretrained already",
+    "--config.pretrain.epochs must be 0 with --config.router.weights, ...",
     command,
     "--config.router.weights=weights",
     "--config.pretrain.epochs=1",
   ),
   (
-    "--config.train_seeds must be at most --config.evaluate.seeds, so that each router is evaluated",
+    "--config.train_seeds must be at most --config.evaluate.seeds...",
     command,
     "--config.train_seeds=4",
   ),
@@ -134,7 +184,7 @@ CASES = [
     "--config.env.train_tasks=0",
   ),
   (
-    "--config.baselines.rivals must be some of cache-sticky, cascade, one-escalation, single-turn, stage-rule, vanilla, zero-shot",
+    "--config.baselines.rivals must be some of cache-sticky, cascade...",
     command,
     "--config.baselines.rivals=('no-such',)",
   ),
@@ -151,7 +201,7 @@ CASES = [
     "--config.env.live_per_process=4",
   ),
   (
-    "--config.env.options.short_tasks must be True for scripted models, which follow solutions",
+    "--config.env.options.short_tasks must be True for scripted models...",
     command,
     "--config.env.options.short_tasks=False",
   ),
@@ -161,40 +211,35 @@ CASES = [
     "--config.models.key_variables=('NOT_SET_HERE',)",
   ),
   (
-    "an argument does not begin with --: write --FIELD=VALUE, and quote spaces",
+    "an argument does not begin with --: write --FIELD=VALUE...",
     command,
     "report",
   ),
   (
     "--config.bopo.lam is given twice: give all its values at once",
     command,
-    "--config.bopo.lam=(0.1,)",
+    "-config.bopo.lam=(0.1,)",
     "--config.bopo.lam=(0.3,)",
   ),
   (
-    "--config=none.py: no such file; take one of configs/{alfworld,appworld,quickstart,reproduce,sandbox,sciworld}.py, or a file with get_config()",
+    "--config=none.py: no such file; take one of configs/{alfworld,...",
     command,
     "--config=none.py",
   ),
   (
-    "TMP/file.py: get_config() returned a NoneType; return a Config",
+    "TMP/file.py:other: get_config() returned a NoneType; return a Config",
     read_file,
-    "def get_config(): pass",
+    "pass",
   ),
   (
-    "cannot load TMP/file.py (KeyError: 'x'): correct this file",
+    "TMP/file.py:other: EnvConfig.train_tasks: Input should be greater than 0",
     read_file,
-    "def get_config(): raise KeyError('x')",
+    "return EnvConfig(train_tasks=0)",
   ),
   (
-    "TMP/file.py: EnvConfig.train_tasks: Input should be greater than 0",
+    "Field prices not found on dataclass ValueConfig; baar_jax/config.py...",
     read_file,
-    "from baar_jax.config import *\ndef get_config(): return EnvConfig(train_tasks=0)",
-  ),
-  (
-    "Field prices not found on dataclass ValueConfig; baar_jax/config.py lists the fields",
-    read_file,
-    "from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.value.prices = (0,)\n  return c",
+    "c.value.prices = (0,); return c",
   ),
   (
     "...no_field...; baar_jax/config.py lists the fields",
@@ -202,7 +247,7 @@ CASES = [
     "--config.bopo.no_field=3",
   ),
   (
-    "TMP/quickstart: disk image is malformed (from SQLite); check the free space and the rights, and run the same command again",
+    "TMP/quickstart: disk image is malformed (from SQLite); check the free space...",
     stop_a_stage,
     sqlite3.DatabaseError("disk image is malformed"),
   ),

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import NamedTuple
 
 import pytest
-from pydantic import ValidationError
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "main.py"]
@@ -44,53 +43,21 @@ SEEN = {
 }
 
 
-def bind(message: str, make: Callable, *arguments: object) -> tuple[str, Callable]:
-  """Return a case's message, and the function that raises it in a directory."""
-  return message, lambda directory: make(directory, *arguments)
+def bind(make: Callable, *arguments: object) -> Callable[[Path], object]:
+  """Return a function that runs a case in a directory."""
+  return lambda directory: make(directory, *arguments)
 
 
-TABLES = [
-  importlib.import_module(path.stem)
-  for path in sorted(Path(__file__).parent.rglob("errors_*.py"))
-]
-CASES = [bind(*case) for table in TABLES for case in table.CASES]
-
-FORMS = """
-def a(): raise ValueError("wrong")
-def b(): require(False, "field", "right")
-def c(self): raise self._refuse("wrong")
-def d():
-  def e(): sys.exit(fail("wrong"))
-  return Refusal(400, "wrong")
-def f(): raise KeyError("wrong")
-def g(): raise
-"""
+CASES = []
+for table in sorted(Path(__file__).parent.rglob("errors_*.py")):
+  for message, make, *arguments in importlib.import_module(table.stem).CASES:
+    CASES.append((message, bind(make, *arguments)))
 
 
-class Site(NamedTuple):
-  """A statement that writes an error.
-
-  Attributes:
-    function: the innermost function of the statement.
-    first: its first line.
-    last: its last line.
-    is_raised: False if another statement raises, sends or prints the error.
-  """
-
-  file: str
-  function: str
-  first: int
-  last: int
-  is_raised: bool
-
-
-def list_calls(node: ast.AST) -> set[str]:
-  """List the names of the functions and classes that a piece of code calls."""
-  names = set()
-  for part in ast.walk(node):
-    if isinstance(part, ast.Call):
-      names.add(getattr(part.func, "id", getattr(part.func, "attr", "")))
-  return names
+def name_of(call: ast.AST) -> str:
+  """Return the name of the function or class that is called; "" if nothing is."""
+  function = getattr(call, "func", None)
+  return getattr(function, "id", getattr(function, "attr", ""))
 
 
 def find_raised(statement: ast.stmt) -> bool | None:
@@ -98,34 +65,15 @@ def find_raised(statement: ast.stmt) -> bool | None:
 
   A function in lower case, such as `refuse`, may make the error that is raised.
   """
-  calls = list_calls(statement)
   if isinstance(statement, ast.Raise):
-    maker = getattr(statement.exc, "func", None)
-    name = getattr(maker, "id", getattr(maker, "attr", ""))
+    name = name_of(statement.exc)
     return True if name in SEEN or name.islower() else None
-  called = getattr(getattr(statement, "value", None), "func", None)
-  if getattr(called, "id", "") == "require":
-    return True
   if isinstance(statement, ast.Expr | ast.Assign | ast.Return):
+    if getattr(getattr(statement.value, "func", None), "id", "") == "require":
+      return True
+    calls = set(map(name_of, ast.walk(statement)))
     return False if calls & {*SEEN, "fail"} else None
   return None
-
-
-def list_sites(path: Path) -> list[Site]:
-  """List a file's statements that write a seen error."""
-  sites = {}
-  for function in ast.walk(ast.parse(path.read_text())):
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-      continue
-    for node in ast.walk(function):
-      is_raised = find_raised(node)
-      if is_raised is not None:
-        file = str(path.relative_to(ROOT))
-        # An inner function comes after the function around it.
-        sites[node.lineno] = Site(
-          file, function.name, node.lineno, node.end_lineno, is_raised
-        )
-  return list(sites.values())
 
 
 class Product(NamedTuple):
@@ -133,7 +81,7 @@ class Product(NamedTuple):
 
   Attributes:
     message: the error's message, with TMP for the directory.
-    raised: the lines (file, number) that the error and its causes passed.
+    raised: the lines (file, number) that an exception passed.
     run: the lines that were run.
   """
 
@@ -145,13 +93,15 @@ class Product(NamedTuple):
 @functools.cache
 def produce(make: Callable[[Path], object]) -> Product:
   """Run a case in an empty directory, and trace the lines of the product."""
-  lines = set()
   files = set(map(str, FILES))
+  raised = set()
+  run = set()
 
   def trace(frame: FrameType, event: str, value: object) -> Callable | None:
     """Record the line of a frame, if it is in a file of the product."""
     if frame.f_code.co_filename not in files:
       return None
+    lines = raised if event == "exception" else run
     lines.add((frame.f_code.co_filename, frame.f_lineno))
     return trace
 
@@ -162,27 +112,18 @@ def produce(make: Callable[[Path], object]) -> Product:
     try:
       make(Path(directory))
     except Exception as error:
-      raised = error
+      message = str(error).replace(directory, "TMP")
+      # A RecursionError ends the tracing, so the lines of tracebacks count too.
+      while error:
+        frames = traceback.extract_tb(error.__traceback__)
+        raised |= {(frame.filename, frame.lineno) for frame in frames}
+        error = error.__context__
     else:
       pytest.fail("nothing was raised")
     finally:
       sys.settrace(usual)
       threading.settrace(None)
-  message = str(raised).replace(directory, "TMP")
-  return Product(message, list_lines(raised), lines)
-
-
-def list_lines(error: BaseException | None) -> set[tuple[str, int]]:
-  """List the lines that an error and its causes passed."""
-  lines = set()
-  while error:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines |= {(frame.filename, frame.lineno) for frame in frames}
-    if isinstance(error, ValidationError):
-      for part in error.errors():
-        lines |= list_lines(part.get("ctx", {}).get("error"))
-    error = error.__cause__ or error.__context__
-  return lines
+  return Product(message, raised, run)
 
 
 @pytest.mark.parametrize("message, make", CASES)
@@ -190,7 +131,7 @@ def test_a_case_produces_its_message(message, make):
   produced = produce(make).message
   pattern = ".*".join(map(re.escape, message.split("...")))
   assert re.fullmatch(pattern, produced), produced
-  assert produced.isprintable()
+  assert produced.isprintable() and "sk-secret" not in produced
 
 
 def test_every_error_has_a_case():
@@ -200,25 +141,17 @@ def test_every_error_has_a_case():
     product = produce(make)
     raised |= product.raised
     run |= product.run
+  sites = 0
   missing = []
   for path in FILES:
-    for site in list_sites(path):
-      lines = {(str(path), line) for line in range(site.first, site.last + 1)}
-      passed = raised if site.is_raised else run
-      if not lines & passed:
-        missing.append(f"{site.file}:{site.first} {site.function}")
+    for node in ast.walk(ast.parse(path.read_text())):
+      is_raised = find_raised(node)
+      if is_raised is None:
+        continue
+      sites += is_raised
+      lines = {(str(path), n) for n in range(node.lineno, node.end_lineno + 1)}
+      if not lines & (raised if is_raised else run):
+        missing.append(f"{path.relative_to(ROOT)}:{node.lineno}")
   assert not missing, f"{len(missing)} errors without a case: {missing}"
-
-
-def test_the_finder_sees_the_errors_of_the_product():
-  """A change of the product's form must not hide its errors from the test above."""
-  sites = [site for path in FILES for site in list_sites(path)]
-  assert sum(site.is_raised for site in sites) > 150
-
-
-def test_the_finder_sees_errors_that_are_made_and_not_raised(tmp_path, monkeypatch):
-  monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-  path = tmp_path / "file.py"
-  path.write_text(FORMS)
-  functions = {site.function: site.is_raised for site in list_sites(path)}
-  assert functions == {"a": True, "b": True, "c": True, "d": False, "e": False}
+  # A change of the product's form must not hide its errors from this test.
+  assert sites > 150

@@ -1,4 +1,4 @@
-"""Test properties of the transformer; test_weights compares it with transformers."""
+"""Test that the transformer computes what transformers' Qwen2 computes."""
 
 from functools import partial
 
@@ -6,32 +6,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from golden import make_qwen2
 
-from baar_jax.router.qwen2 import Qwen2, Qwen2Config
-
-CONFIG = Qwen2Config(
-  vocab_size=11,
-  hidden_size=16,
-  intermediate_size=12,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  head_dim=4,
-  rope_theta=100.0,
-  rms_norm_eps=1e-3,
-  tie_word_embeddings=True,
-)
-TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
+from baar_jax.router.weights import load_qwen2
+from tools import qwen2_checkpoint as hf
 
 
-@pytest.fixture(scope="module")
-def model(filled):
-  return filled(lambda: Qwen2(CONFIG, nnx.Rngs(0)))
+@jax.jit
+def forward(model, tokens_BxT):
+  hidden_BxTxD = model(tokens_BxT)
+  return hidden_BxTxD, model.logits(hidden_BxTxD)
 
 
-def test_bfloat16_is_close_to_float32(model):
-  exact = jax.jit(partial(model, dtype="f4"))(TOKENS)
-  hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(TOKENS)
+@pytest.mark.parametrize("case", make_qwen2.CASES)
+def test_hidden_states_and_logits_equal_those_of_transformers(case, tmp_path):
+  """The outputs equal those that golden/make_qwen2.py computed with the same weights.
+
+  The shapes have grouped, multi-head and multi-query attention, tied and untied heads,
+  and 3,000 tokens.
+  """
+  golden = np.load(make_qwen2.FILE)
+  model = load_qwen2(hf.write(tmp_path, hf.SHAPES[case]))
+  outputs = forward(model, golden[f"{case}/tokens_BxT"].astype(np.int32))
+  kept_S = golden[f"{case}/kept_S"]
+  for output, name in zip(outputs, ("hidden_BxSxD", "logits_BxSxV")):
+    expected = golden[f"{case}/{name}"]
+    assert expected.std() > 0.5
+    np.testing.assert_allclose(output[:, kept_S], expected, rtol=0, atol=2e-5)
+
+
+def test_bfloat16_is_close_to_float32(tmp_path):
+  model = load_qwen2(hf.write(tmp_path, hf.SHAPES["multihead"]))
+  tokens = np.array([[3, 1, 4, 1, 5, 9, 2, 6]], np.int32)
+  exact = jax.jit(partial(model, dtype="f4"))(tokens)
+  hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(tokens)
   assert (hidden.dtype, model.logits(hidden).dtype) == (jnp.bfloat16, jnp.float32)
   np.testing.assert_allclose(hidden.astype(jnp.float32), exact, atol=0.15)

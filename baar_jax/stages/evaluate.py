@@ -219,16 +219,17 @@ def load_results(
 
 def report(run: Run) -> None:
   """Write the results as a page, figures and tables, and print the main results."""
+  config = run.config
+  # All processes must open checkpoints together.
+  listed = run.source.policies(list_specs(config), check_trained)
   if not run.is_main:
     return
   # The page needs matplotlib, which takes a second to import. Only this stage needs it.
   from baar_jax.report import page
 
-  config = run.config
   profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
   trials = config.profile.trials
   robustness = measure_robustness(profiles, trials, config.profile.robustness)
-  listed = run.source.policies(list_specs(config), check_trained)
   results = load_results(run.store, listed, config, run.dir, robustness)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
