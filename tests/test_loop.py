@@ -264,3 +264,25 @@ def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   with pytest.raises(ValueError, match=problem):
     run(tape, NINE, [env], pair=HandPair(tape, texts), max_failures=5)
   assert re.findall(r"reset t(\d)", " ".join(tape)) == [*tries]
+
+
+def test_a_success_ends_a_row_of_failures(tape):
+  """The environment dies twice in each of three episodes, which then succeed."""
+  deaths = {f"reset t{number}": 2 for number in range(3)}
+
+  def fault(event):
+    if deaths.get(event):
+      deaths[event] -= 1
+      raise DIED
+
+  episodes = run(tape, NINE[:3], [HandEnv(tape, fault=fault)], max_failures=3)
+  assert [episode.task_id for episode in episodes] == ["t0", "t1", "t2"]
+
+
+def test_a_step_has_the_score_after_its_action(tape):
+  env = HandEnv(tape, 3)
+  env.scores_steps = True
+  env.score = lambda: [None, 0.0, 0.25, 1.0][env.steps]
+  (episode,) = run(tape, [job()], [env])
+  assert [step.score for step in episode.steps] == [0.0, 0.25, 1.0]
+  assert episode.score == 1.0

@@ -108,11 +108,12 @@ class DollarBudget:
     return float(self._settled)
 
   def change_limit(self, limit_usd: float | None) -> None:
-    """Replace the cap; None is no cap. What is reserved and settled stays."""
-    with self._changed:
-      self.limit_usd = limit_usd
-      self._limit = math.inf if limit_usd is None else _to_fraction(limit_usd)
-      self._changed.notify_all()
+    """Replace the cap; None is no cap. What is reserved and settled stays.
+
+    A thread that waits in `reserve` is not woken by this.
+    """
+    self.limit_usd = limit_usd
+    self._limit = math.inf if limit_usd is None else _to_fraction(limit_usd)
 
   def lost_usd(self, steps: Iterable[Step]) -> float:
     """Compute the settled dollars of calls that no step contains.
