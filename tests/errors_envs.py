@@ -178,8 +178,8 @@ CASES = [
     lambda tmp: engines.command_of(TOY),
   ),
   (
-    "toy has no data in TMP/nowhere: set --config.env.options.data or $TOY_DATA, or "
-    "run: python main.py --stage=setup --config=configs/toy.py",
+    "toy has no data in TMP/nowhere: set --config.env.options.data or $TOY_DATA...gets "
+    "real tasks, and python -m tools.make_tasks toy makes synthetic ones",
     lambda tmp: TOY.find_data(f"{tmp}/nowhere"),
   ),
   # Child processes

@@ -17,6 +17,7 @@ from baar_jax.envs.alfworld.adapter import GAME, GAMES, ALFWorld, Options
 from baar_jax.envs.alfworld.expert import TASK_TYPES
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
+from tools.make_tasks import make_tasks
 
 ACTING = (
   "take",
@@ -38,7 +39,7 @@ def data(tmp_path_factory) -> Path:
     pytest.skip("ALFWorld cannot be compiled here")
   ENGINE.install()
   place = tmp_path_factory.mktemp("games")
-  ENGINE.make_tasks(place, (TRAIN, 1, TEST))
+  make_tasks(ENGINE, place, (TRAIN, 1, TEST))
   return place
 
 
@@ -156,7 +157,7 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   ids, read = listing(data, "train", TRAIN), Path.read_text
   put(tmp_path, ids[0], "kept")
-  ENGINE.make_tasks(tmp_path, (TRAIN + 1, 0, 0))
+  make_tasks(ENGINE, tmp_path, (TRAIN + 1, 0, 0))
   assert len(list(tmp_path.rglob(GAME))) == TRAIN + 1
   games, again = (
     [read(place / GAMES / i / GAME) for i in ids] for place in (data, tmp_path)

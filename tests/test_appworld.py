@@ -15,6 +15,7 @@ from baar_jax.envs.appworld.adapter import AppWorld, Options
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.episode import SPLITS
+from tools.make_tasks import make_tasks
 
 SCENARIOS = 5
 SIZES = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 2}
@@ -28,7 +29,7 @@ def data(tmp_path_factory) -> Path:
   ENGINE.install()
   place = tmp_path_factory.mktemp("appworld") / "own"
   (place / "data" / "tasks" / PAY).mkdir(parents=True)
-  ENGINE.make_tasks(place, (SCENARIOS, 1, 2))
+  make_tasks(ENGINE, place, (SCENARIOS, 1, 2))
   return place
 
 

@@ -9,11 +9,11 @@ from unittest import mock
 import pytest
 
 from baar_jax.envs import engines
+from tools import make_tasks
 
 ENGINE = engines.Engine(
   ("toy==1.2",), "TOY_DATA", "toy-download", ", which takes gcc,", ("-m", "finish")
 )
-MAKER = "baar_jax.envs.toy.tasks"
 
 
 @pytest.fixture
@@ -71,21 +71,30 @@ def test_engines_get_no_secrets(toy, monkeypatch):
   assert engines.environ_of(None)["OPENAI_API_KEY"] == "secret"
 
 
-def test_data_come_from_the_option_the_variable_or_setup(toy, tmp_path, monkeypatch):
+def test_data_come_from_the_option_the_variable_or_the_tool(toy, tmp_path, monkeypatch):
   lines: list[str] = []
   generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
   for named, place in (("", generated), ("", variable), (str(flag), flag)):
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
-    with pytest.raises(ValueError, match=f"toy has no data in {place}: .*, or run: "):
+    with pytest.raises(
+      ValueError, match=f"toy has no data in {place}: .*make_tasks toy"
+    ):
       ENGINE.find_data(named)
+    ENGINE.set_up(named, lines.append)
+    assert "bin/toy-download" in lines[-1] and "make_tasks toy" in lines[-1]
     place.mkdir(parents=True)
     assert ENGINE.find_data(named) == str(place)
-    del toy[:], lines[:]
-    ENGINE.set_up(named, (3, 2, 1), lines.append)
-    expected = [[MAKER, str(generated), "3", "2", "1"]] if place == generated else []
-    assert [call[-5:] for call in toy if MAKER in call] == expected
-    assert ("bin/toy-download" in lines[-1]) == bool(expected)
+    ENGINE.set_up(named, lines.append)
+    assert lines[-1] == f"the engine of toy is in {ENGINE.directory}"
+
+
+def test_tasks_are_made_in_the_engine_s_python(toy, tmp_path, monkeypatch):
+  monkeypatch.setitem(make_tasks.MODULES, "toy", "tools.toy")
+  ENGINE.install()
+  make_tasks.make_tasks(ENGINE, tmp_path / "games", (3, 2, 1))
+  assert toy[-1][0] == str(ENGINE.python)
+  assert toy[-1][-5:] == ["tools.toy", f"{tmp_path}/games", "3", "2", "1"]
 
 
 def test_a_confined_engine_reads_its_python_and_its_data(toy):

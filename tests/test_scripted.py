@@ -27,6 +27,7 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
+from tools.make_tasks import make_tasks
 
 ERRORS = ScienceWorldErrors()
 IDS = [
@@ -262,7 +263,7 @@ def test_the_boundaries_lie_near_the_paper_s(
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
   if engine := base.load(env.kind).engine:
     engine.install()
-    engine.make_tasks(data, sizes)
+    make_tasks(engine, data, sizes)
     env.options["data"] = str(data)
   with contextlib.closing(Run(config)) as run:
     tasks = run.tasks("train") + run.tasks("test")

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = str(Path(__file__).parents[2])
@@ -128,7 +128,7 @@ class Engine:
 
   @property
   def generated_data(self) -> Path:
-    """Return the directory of the synthetic games that `set_up` generates."""
+    """Return the directory of synthetic games, made by `tools/make_tasks.py`."""
     return cache() / f"{self.name}-own"
 
   @property
@@ -217,42 +217,28 @@ class Engine:
       return False
     return done.returncode == 0
 
-  def make_tasks(self, directory: Path, sizes: Iterable[int]) -> None:
-    """Generate the missing tasks of a directory, in the engine's Python.
-
-    Args:
-      directory: the directory of the tasks.
-      sizes: number of tasks in the splits train, dev and test.
-
-    Raises:
-      ValueError: the engine is not installed, or the generation fails.
-    """
-    module = {"alfworld": "tools.alfworld_games"}.get(self.name, "tools.appworld_tasks")
-    command = [*command_of(self), module, str(directory), *map(str, sizes)]
-    output_of(module, command, environ_of(self))
-
-  def set_up(
-    self, data: str, sizes: Iterable[int], report: Callable[[str], None]
-  ) -> None:
-    """Install the engine, and generate tasks unless the user has named a directory.
-
-    An installed engine and existing tasks stay as they are.
+  def set_up(self, data: str, report: Callable[[str], None]) -> None:
+    """Install the engine, unless it is installed, and say how to get missing tasks.
 
     Args:
       data: the environment's option `data`; see `named_data`.
-      sizes: number of tasks in the splits train, dev and test.
       report: called with each line of progress.
 
     Raises:
-      ValueError: the installation or the generation fails.
+      ValueError: the installation fails.
     """
     self.install()
     report(f"the engine of {self.name} is in {self.directory}")
-    if not self.named_data(data):
-      report(f"generating synthetic tasks in {self.generated_data}")
-      report(f"to get real tasks, run: {self.python.parent}/{self.download}")
-      with lock(self.generated_data.name):
-        self.make_tasks(self.generated_data, sizes)
+    if not self.has_data(data):
+      report(self.source_of_data)
+
+  @property
+  def source_of_data(self) -> str:
+    """Say how to get real tasks, and how to make synthetic ones."""
+    return (
+      f"{self.python.parent}/{self.download} gets real tasks, and "
+      f"python -m tools.make_tasks {self.name} makes synthetic ones"
+    )
 
   def named_data(self, data: str) -> str:
     """Return the directory of tasks that the user has named, in either of two ways.
@@ -265,10 +251,14 @@ class Engine:
     """
     return data or os.environ.get(self.data_variable, "")
 
+  def has_data(self, data: str) -> bool:
+    """Tell whether the directory of tasks exists; see `find_data`."""
+    return Path(self.named_data(data) or self.generated_data).is_dir()
+
   def find_data(self, data: str) -> str:
     """Return the absolute path of the directory of tasks.
 
-    It is the directory that the user has named, else that of the generated tasks.
+    It is the directory that the user has named, else that of the synthetic tasks.
 
     Args:
       data: the environment's option `data`; see `named_data`.
@@ -277,11 +267,11 @@ class Engine:
       ValueError: the directory does not exist.
     """
     directory = Path(self.named_data(data) or self.generated_data).absolute()
-    if not directory.is_dir():
-      remedy = (
-        f"set --config.env.options.data or ${self.data_variable}, or {self.remedy}"
+    if not self.has_data(data):
+      raise ValueError(
+        f"{self.name} has no data in {directory}: set --config.env.options.data or "
+        f"${self.data_variable} to another directory. {self.source_of_data}"
       )
-      raise ValueError(f"{self.name} has no data in {directory}: {remedy}")
     return str(directory)
 
 

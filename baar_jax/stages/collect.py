@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from baar_jax.envs import base
-from baar_jax.episode import SPLITS, Task
+from baar_jax.episode import Task
 from baar_jax.mesh import exchange
 from baar_jax.open import Loader, load_profiles, load_references
 from baar_jax.paper.references import Profile, split_by_profile
@@ -21,10 +21,10 @@ from baar_jax.run import Run
 def setup(run: Run) -> None:
   """Install the environment's engine, and check the router's pretrained weights.
 
-  Synthetic tasks are generated if they are missing. Files that exist already are kept.
+  If its tasks are missing, a line says how to get real or synthetic ones.
 
   Raises:
-    ValueError: the weights, the engine or the tasks are missing or cannot be used.
+    ValueError: the weights, the engine or the tasks cannot be used.
   """
 
   def say(line: str) -> None:
@@ -37,9 +37,10 @@ def setup(run: Run) -> None:
   engine = base.load(env.kind).engine
   if engine is None:
     say(f"{env.kind} needs no engine")
-  else:
-    sizes = [getattr(env, f"{split}_tasks") for split in SPLITS]
-    engine.set_up(env.options.get("data", ""), sizes, say)
+    return
+  data = env.options.get("data", "")
+  engine.set_up(data, say)
+  if engine.has_data(data):
     # This call raises an error if the tasks cannot be used.
     run.tasks("train")
 
