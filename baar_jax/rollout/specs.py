@@ -243,13 +243,13 @@ class Decision(NamedTuple):
       observation,
       self.model,
       action,
-      [*calls, *self.calls],
-      self.logp,
-      self.cost_usd,
-      self.latency_s,
-      self.proposal,
-      score,
-      started_s,
+      calls=[*calls, *self.calls],
+      logp=self.logp,
+      router_cost_usd=self.cost_usd,
+      router_latency_s=self.latency_s,
+      proposal=self.proposal,
+      score=score,
+      started_s=started_s,
     )
 
 

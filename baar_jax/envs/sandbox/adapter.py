@@ -4,8 +4,8 @@ A building has a row of locks. A lock has three levers: one opens the lock, one 
 and one rings the alarm, which ends the episode. Locks are plain, tricky (a weak model
 often errs) or broken (no lever opens them). The kind of building, the look of each lock
 and one early sign are noisy warnings of tricky and broken locks. A task's id determines
-the building. All observations and actions have texts of the same length, so the cost of
-a call depends only on the step, the model and the step of this model's last call.
+the building. All observations and actions have texts of the same length, so without
+prompt caches the cost of a call depends only on its step and its model.
 """
 
 import dataclasses
