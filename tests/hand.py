@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from baar_jax.episode import Call, Reply, Step, Task, Usage
 from baar_jax.rivals.cascade import CascadePolicy
-from baar_jax.rollout import rules
+from baar_jax.rivals.families import FAMILIES
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 
@@ -142,17 +142,6 @@ class HandCascade(HandPolicy):
 SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
 
 
-RULES = {
-  "always-small": rules.take_small,
-  "always-large": rules.take_large,
-  "first-large": rules.take_large,
-  "random": rules.take_randomly,
-  "stratified": rules.take_sampled,
-  "exploration": rules.take_sampled,
-  "exploration-all": rules.take_sampled,
-}
-
-
 def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
   """Make an episode that waits for the decision of a step."""
   task = Task(task_id, "train", "do it", 10)
@@ -164,5 +153,5 @@ def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
 
 def models(family, ready, **parameters):
   """List the models that a family's rule chooses for episodes."""
-  policy = RulePolicy(PolicySpec(family, **parameters), RULES[family])
+  policy = RulePolicy(PolicySpec(family, **parameters), FAMILIES[family].rule)
   return [decision.model for decision in policy.choose(ready)]

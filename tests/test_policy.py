@@ -150,14 +150,11 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   first = draw()
   assert first == draw() and first[0] not in first[1:]
   # If rounded probabilities add up to less than 1, the last model is picked.
-  for p_A in ([0.2, 0.5, 0.3], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
-    draws = [
-      Sample("a").pick(np.array(p_A), start(n // 10, seed=n % 10)) for n in range(1000)
-    ]
-    counts = np.bincount(draws, minlength=len(p_A))
-    shares = p_A if sum(p_A) else [0, 1]
-    # Three standard deviations of a share of 1,000 draws are at most 0.047.
-    np.testing.assert_allclose(counts / 1000, shares, atol=0.047 if len(p_A) > 2 else 0)
+  assert Sample("a").pick(np.zeros(2), start(0)) == 1
+  p_A = np.array([0.2, 0.5, 0.3])
+  draws = [Sample("a").pick(p_A, start(n // 10, seed=n % 10)) for n in range(1000)]
+  # Three standard deviations of a share of 1,000 draws are at most 0.047.
+  np.testing.assert_allclose(np.bincount(draws) / 1000, p_A, atol=0.047)
 
 
 def test_large_is_picked_from_the_threshold_on():
@@ -201,7 +198,6 @@ def test_a_switch_costs_the_dollars_of_a_cold_prompt():
   "models, advantage_A, model",
   [
     ([], [0, -1, 0.01], 2),
-    ([], [0.01, -1, 0], 0),
     ([0], [0, -1, 0.14], 0),
     ([0], [0, -1, 0.16], 2),
     ([0, 2], [0.014, -1, 0], 2),
@@ -221,10 +217,8 @@ def test_a_switch_of_models_has_to_pay_for_a_cold_prompt(models, advantage_A, mo
   "models, advantage_A, model",
   [
     ([], [0, 0.1], 1),
-    ([], [0.1, 0], 0),
     ([0, 0], [0.1, 0], 0),
     ([0, 1, 0], [0.1, 0], 1),
-    ([0, 1], [0.2, 0.1, 0], 1),
     ([0, 1], [0, 0.1, 0.2], 2),
   ],
 )

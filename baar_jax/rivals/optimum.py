@@ -97,17 +97,9 @@ class Exact:
     Args:
       models: the configuration of the models.
       max_steps: the most steps of an episode.
-      rules: the rules of the sandbox.
+      rules: the rules of the sandbox, with broken_from >= sign_at.
       errors: the models' error rates; None means the sandbox's usual ones.
-
-    Raises:
-      ValueError: a lock before the sign may be broken.
     """
-    if rules.broken_from < rules.sign_at:
-      raise ValueError(
-        f"the exact optimum needs broken_from >= sign_at, but the rules have"
-        f" {rules.broken_from} and {rules.sign_at}: raise broken_from"
-      )
     errors = errors or SandboxErrors()
     self._rules = rules
     env = Sandbox(1, 1, 1, max_steps)
