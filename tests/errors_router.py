@@ -32,10 +32,19 @@ def keep_no_text(tmp: Path) -> None:
   read_tokenizer(tmp)
 
 
-def open_view(tmp: Path) -> None:
-  """Open a view of three models on the tokenizer of two."""
+def panic(tmp: Path) -> None:
+  """Read a tokenizer with which the tokenizers package panics."""
   train_tokenizer([""], 300, tmp)
-  View(RouterConfig(vocab_size=300), tmp, models=3)
+  path = tmp / "tokenizer.json"
+  normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+  read_tokenizer(tmp)
+
+
+def open_view(tmp: Path, models: int = 2, vocab_size: int = 300) -> None:
+  """Open a view of three models on the tokenizer of a number of models."""
+  train_tokenizer([""], 300, tmp, models)
+  View(RouterConfig(vocab_size=vocab_size), tmp, models=3)
 
 
 def check(tmp: Path, tokens: int = 300, **settings: int) -> None:
@@ -98,6 +107,8 @@ CASES = [
     " Restore the copy that this run made.",
     open_view,
   ),
+  ("...or has more than 258 tokens...", lambda tmp: open_view(tmp, 3, 258)),
+  (TOKENIZER.format("..."), panic),
   (
     "TMP: --config.router.max_tokens is 32769, expected at most 32768, as config.json says."
     " Set a lower number, or use all files of one model.",
