@@ -103,19 +103,21 @@ class Reader:
     rows = []
     pending = []
     for live, tokens in zip(ready, texts):
-      row = self._row_of.get(live.key) or Row(self._free_rows.pop())
+      if live.key not in self._row_of:
+        self._row_of[live.key] = Row(self._free_rows.pop())
+      row = self._row_of[live.key]
       start = len(row.tokens)
       if start >= len(tokens) or tokens[:start] != row.tokens:
         start = 0
-      rows.append(Row(row.number, tokens))
+      rows.append(row)
       pending.append(Pending(row.number, start, tokens[start:]))
       # Until its tokens are fed, the row counts as empty. If feeding fails, the next
       # call feeds the whole text again.
-      self._row_of[live.key] = Row(row.number)
+      row.tokens = []
     usd_R = [len(item.tokens) * USD_PER_TOKEN for item in pending]
     logits_of = self._feed_all(pending)
-    for live, row in zip(ready, rows):
-      self._row_of[live.key] = row
+    for row, tokens in zip(rows, texts):
+      row.tokens = tokens
     return np.stack([logits_of[row.number] for row in rows]), usd_R
 
   def forget(self, live: Live) -> None:
