@@ -27,7 +27,7 @@ def get_config() -> config.Config:
   )
   c.bopo = config.BoPOConfig(
     # This weight and the optimizer's settings, also those of vanilla RL, were chosen on
-    # dev; see docs/trials.md.
+    # dev; see docs/evaluation.md.
     lam=(0.3,),
     # If no episode of a group succeeds, the rewards say little about which decision was
     # wrong. A larger eps and a lower clip than BoPOConfig's make advantages smaller.

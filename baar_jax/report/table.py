@@ -45,7 +45,6 @@ class Evaluation:
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and seed that are left out, because a policy
       has no episode of them.
-    resamples: the number of bootstrap resamples.
     sr: the metric of METRICS that is the environment's SR.
   """
 
@@ -53,7 +52,6 @@ class Evaluation:
   episodes: pd.DataFrame
   tasks: list[str]
   left_out: int
-  resamples: int
   sr: str
 
   def per_task(self, column: str) -> pd.DataFrame:
@@ -87,7 +85,7 @@ class Evaluation:
     """
     tasks = len(self.tasks)
     seeds = self.episodes.training_seed.nunique()
-    draws = frontier.draw(tasks, seeds, self.resamples)
+    draws = frontier.draw(tasks, seeds, RESAMPLES)
     means = {}
     for column in COMPARED_COLUMNS:
       value_PxNxR = self._by_seed(column).to_numpy().reshape(-1, tasks, seeds)
@@ -171,7 +169,7 @@ def load_split(
   tasks = [*complete.unique(0)]
   left_out = len(keys) - len(complete)
   sr = f"{load(config.env.kind).metric}_percent"
-  return Evaluation(frame, episodes, tasks, left_out, RESAMPLES, sr)
+  return Evaluation(frame, episodes, tasks, left_out, sr)
 
 
 def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
