@@ -27,10 +27,9 @@ from baar_jax.config import Dollars
 from baar_jax.llms.provider import Outcome
 from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.rollout.specs import Cap
-from baar_serve.client import FORMS
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
-from baar_serve.forms import chat_completions, messages, responses
+from baar_serve.forms import FORMS, chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.request import (
   PASSED_HEADERS,

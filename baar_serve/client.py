@@ -20,13 +20,9 @@ from baar_jax.llms.provider import (
   read_refusal,
 )
 from baar_jax.llms.usage import Meter
-from baar_serve.forms import chat_completions, messages, responses
+from baar_serve.forms import FORMS
 from baar_serve.forms.wire import WireForm, pick_headers
 
-# The wire forms, by the path of their requests.
-FORMS: dict[str, WireForm] = {
-  module.FORM.path: module.FORM for module in (chat_completions, responses, messages)
-}
 # Service tiers of a request that an answer cannot exceed in price.
 PINNED = ("default", "flex", "standard", "standard_only")
 # Headers of a provider's error that go on to the client.

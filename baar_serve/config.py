@@ -26,9 +26,9 @@ from baar_jax.config import (
 from baar_jax.flags import check_values, check_variables, fail, read_flags
 from baar_jax.run import Run
 from baar_jax.store import read_config
+from baar_serve.forms import FORMS
 from configs import quickstart
 
-FORMS = "^(chat/completions|responses|messages| )+$"
 # Names of models that agents send by default, and what they stand for.
 ALIASES = (("claude-*haiku*", "baar:small"), ("claude-*", "baar"), ("gpt-*", "baar"))
 
@@ -46,7 +46,7 @@ class UpstreamsConfig(ModelsConfig):
   """
 
   kind: str = Field("chat", pattern="^chat$")
-  forms: tuple[Annotated[str, Field(pattern=FORMS)], ...] = ()
+  forms: tuple[str, ...] = ()
   tokenizer_families: tuple[str, ...] = ()
   context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
 
@@ -60,6 +60,8 @@ class UpstreamsConfig(ModelsConfig):
       require(is_valid, field, "() or a value for each of the names")
     is_valid = len(self.forms) in (0, 1, count)
     require(is_valid, "forms", "(), one value, or a value for each of the names")
+    is_known = FORMS.keys() >= {*" ".join(self.forms).split()}
+    require(is_known, "forms", f"some of {', '.join(FORMS)}")
     return self
 
 

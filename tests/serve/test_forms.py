@@ -9,7 +9,8 @@ import pytest
 
 from baar_jax.llms.provider import read_error
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_serve.client import FORMS, Stream
+from baar_serve.client import Stream
+from baar_serve.forms import FORMS
 from baar_serve.request import hash_turn, read_history
 
 GOLDEN = Path(__file__).parent / "golden" / "forms"
