@@ -21,7 +21,6 @@ from baar_jax.llms.prices import Price, cost_usd
 from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import CallBudget, DollarBudget, reserve, unlimited
 from baar_jax.rollout.loop import run_episodes
-from baar_serve.forms.responses import Items
 
 TASK = Task("t1", "train", "Do it.", 10)
 
@@ -177,11 +176,6 @@ CASES = [
     )
     for url in ("socks5://sk-secret@127.0.0.1:9", "ftp://127.0.0.1")
   ],
-  (
-    "This server does not have the response or item r. Set store: false, and send the "
-    "whole history.",
-    lambda tmp: Items().resolve("", {"input": [], "previous_response_id": "r"}),
-  ),
   (
     "Usage(prompt_tokens=10, cached_tokens=11, completion_tokens=0, "
     "cache_write_tokens=0, hour_write_tokens=0) is impossible: a count is negative, or "

@@ -328,13 +328,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "refusal": message_fault(None, refusal="I'm sorry."),
   "cut": message_fault(None, "length"),  # all tokens went into reasoning
   "unpriced": lambda h, *asked: h.deliver(*asked, usage=None),
-  "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
-  "negative": fault(usage={"completion_tokens": -7}),
-  "boolean": fault(usage={"prompt_tokens": True, "total_tokens": None}),
-  "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
-  "small_total": fault(usage={"total_tokens": 1}),
-  "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
   "dear": dear,
   "priority": fault(service_tier="priority"),
   "redirect": lambda h, *_: h.send(
@@ -342,7 +336,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   ),
   "echo": echo,
   "quote": quote,
-  "cut_stream": lambda h, request, reply: h.stream(request, reply, most=3),
+  "cut_stream": lambda h, request, reply: h.stream(request, reply, most=2),
 }
 
 

@@ -86,13 +86,7 @@ class Chat:
     deltas = [{"role": "assistant", "content": ""}]
     deltas += [{"content": word} for word in words(choice["message"]["content"])]
     for index, call in enumerate(choice["message"].get("tool_calls", ())):
-      function = call["function"]
-      empty = call | {"index": index, "function": function | {"arguments": ""}}
-      deltas.append({"tool_calls": [empty]})
-      for word in words(function["arguments"]):
-        deltas.append(
-          {"tool_calls": [{"index": index, "function": {"arguments": word}}]}
-        )
+      deltas.append({"tool_calls": [call | {"index": index}]})
     for delta in deltas:
       part = {"index": 0, "delta": delta, "finish_reason": None}
       yield "", chunk | {"choices": [part]}
@@ -125,72 +119,29 @@ class Responses(Chat):
   def body(self, model: str, reply: Reply, number: int) -> dict:
     output = []
     if reply.text:
-      part = {
-        "type": "output_text",
-        "text": reply.text,
-        "annotations": [],
-        "logprobs": [],
-      }
-      item = {"id": f"msg_{number}", "type": "message", "status": "completed"}
-      output.append(item | {"role": "assistant", "content": [part]})
+      part = {"type": "output_text", "text": reply.text}
+      message = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
+      output.append(message | {"content": [part]})
     for place, (name, arguments) in enumerate(reply.calls):
-      item = {"id": f"fc_{number}_{place}", "status": "completed", "name": name}
-      item["call_id"] = f"call_{number}_{place}"
+      item = {"id": f"fc_{number}_{place}", "call_id": f"call_{number}_{place}"}
       if isinstance(arguments, str):
         item |= {"type": "custom_tool_call", "input": arguments}
       else:
         item |= {"type": "function_call", "arguments": json.dumps(arguments)}
-      output.append(item)
-    return {
-      "id": f"resp_{number}",
-      "object": "response",
-      "created_at": 1,
-      "status": "completed",
-      "error": None,
-      "incomplete_details": None,
-      "instructions": None,
-      "metadata": {},
-      "model": model,
-      "output": output,
-      "parallel_tool_calls": True,
-      "temperature": 1.0,
-      "tool_choice": "auto",
-      "tools": [],
-      "top_p": 1.0,
-    }
+      output.append(item | {"name": name})
+    head = {"id": f"resp_{number}", "object": "response", "status": "completed"}
+    return head | {"model": model, "output": output}
 
   def events(self, body: dict) -> Iterable[Event]:
-    for number, (name, fields) in enumerate(self._events(body)):
-      yield name, {"type": name, "sequence_number": number} | fields
-
-  def _events(self, body):
-    start = body | {"status": "in_progress", "output": [], "usage": None}
-    yield "response.created", {"response": start}
-    yield "response.in_progress", {"response": start}
+    """Leave out most events, because only the last one has what a client needs."""
+    yield self.event("created", response=body | {"output": [], "usage": None})
     for index, item in enumerate(body["output"]):
-      place = {"item_id": item["id"], "output_index": index}
-      empty = item | {"status": "in_progress"}
-      if item["type"] == "message":
-        added = {"output_index": index, "item": empty | {"content": []}}
-        yield "response.output_item.added", added
-        part = item["content"][0]
-        place["content_index"] = 0
-        yield "response.content_part.added", place | {"part": part | {"text": ""}}
-        for word in words(part["text"]):
-          yield "response.output_text.delta", place | {"delta": word, "logprobs": []}
-        done = {"text": part["text"], "logprobs": []}
-        yield "response.output_text.done", place | done
-        yield "response.content_part.done", place | {"part": part}
-      else:
-        field = "arguments" if "arguments" in item else "input"
-        event = f"response.{item['type']}_{field}"
-        added = {"output_index": index, "item": empty | {field: ""}}
-        yield "response.output_item.added", added
-        for word in words(item[field]):
-          yield f"{event}.delta", place | {"delta": word}
-        yield f"{event}.done", place | {field: item[field], "name": item["name"]}
-      yield "response.output_item.done", {"output_index": index, "item": item}
-    yield "response.completed", {"response": body}
+      yield self.event("output_item.done", output_index=index, item=item)
+    yield self.event("completed", response=body)
+
+  def event(self, name: str, **fields) -> Event:
+    name = f"response.{name}"
+    return name, {"type": name} | fields
 
 
 class Messages:
@@ -240,20 +191,18 @@ class Messages:
     yield "ping", {}
     for index, block in enumerate(body["content"]):
       place = {"index": index}
-      if block["type"] == "text":
-        kind, field, text = "text_delta", "text", block["text"]
-        empty = block | {"text": ""}
-      else:
-        kind, field, text = (
-          "input_json_delta",
-          "partial_json",
-          json.dumps(block["input"]),
-        )
+      kind = "text_delta"
+      field = "text"
+      text = block.get("text")
+      empty = block | {"text": ""}
+      if block["type"] == "tool_use":
+        kind = "input_json_delta"
+        field = "partial_json"
+        text = json.dumps(block["input"])
         empty = block | {"input": {}}
       yield "content_block_start", place | {"content_block": empty}
       for word in words(text):
-        delta = {"type": kind, field: word}
-        yield "content_block_delta", place | {"delta": delta}
+        yield "content_block_delta", place | {"delta": {"type": kind, field: word}}
       yield "content_block_stop", place
     end = {"stop_reason": body["stop_reason"], "stop_sequence": None}
     yield "message_delta", {"delta": end, "usage": usage}

@@ -14,7 +14,7 @@ from standin import FAULTS, StandIn
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms import chat
-from baar_jax.llms.chat import ChatPair
+from baar_jax.llms.chat import ChatPair, read_reply
 from baar_jax.llms.history import NoAnswer
 from baar_jax.llms.ledger import Calls, Spent, read_spent
 from baar_jax.rollout.budget import (
@@ -401,3 +401,14 @@ def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monke
   assert {"org-mine", "proj-mine", "mine"} < set(server.headers[2].values())
   # Only OpenAI is asked for a service tier.
   assert server.seen[2]["service_tier"] == "default"
+
+
+# A lone surrogate becomes a question mark. A content that is no text is none.
+@pytest.mark.parametrize(
+  "content, kind, text",
+  [("a \ud83d b \U0001f600", "reply", "a ? b \U0001f600"), ([], "retry", "")],
+)
+def test_an_answer_becomes_an_outcome(content, kind, text):
+  answer = {"choices": [{"message": {"content": content}}]}
+  outcome = read_reply(answer, Usage(8, 0, 10))
+  assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, False)

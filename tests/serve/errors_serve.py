@@ -31,6 +31,7 @@ from baar_serve.app import App
 from baar_serve.client import FORMS
 from baar_serve.exchange import Delivery
 from baar_serve.forms.chat_completions import FORM
+from baar_serve.forms.responses import Items
 from baar_serve.request import (
   ClientKey,
   ClientRequest,
@@ -401,6 +402,11 @@ CASES = [
     "--config.key_variable must be the name of an environment variable that is set, or ''",
     command,
     "--config.key_variable=NOT_SET_HERE",
+  ),
+  (
+    "This server does not have the response or item r. Set store: false, and send the "
+    "whole history.",
+    lambda tmp: Items().resolve("", {"input": [], "previous_response_id": "r"}),
   ),
   import_lines(
     "line 1: the record lacks a field, or its format is unknown ('session')", {}

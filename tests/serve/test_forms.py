@@ -158,3 +158,7 @@ def test_a_reply_is_known_again_without_ids_and_layout():
   ]
   first, again = (read_history({"messages": given}).atoms for given in (first, parts))
   assert again == first[:2] and len({*first}) == 3
+
+
+def test_text_that_is_nested_too_deeply_is_no_answer():
+  assert Meter().read("[" * 100_000) is None

@@ -1,12 +1,11 @@
-"""Test the keys of endpoints, and what is read from answers."""
+"""Test the keys of endpoints, and that no message shows one."""
+
+import re
 
 import pytest
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Usage
-from baar_jax.llms.chat import read_reply
 from baar_jax.llms.provider import clean, endpoints
-from baar_jax.llms.usage import Meter
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -39,20 +38,14 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   variables = () if variable is None else (variable, "")
   config = ModelsConfig(base_urls=(url, "http://other/v1"), key_variables=variables)
   first, second = endpoints(config)
-  assert (first.model, second.model, second.host) == (
-    "gpt-4.1-mini",
-    "gpt-4.1",
-    "other",
-  )
-  assert second.key() == "none"
+  # The second address has no key.
+  assert (second.host, second.key()) == ("other", "none")
   if key:
     assert first.key() == key
     return
-  with pytest.raises(
-    ValueError, match="needs a key.*--config.models.key_variables"
-  ) as error:
+  with pytest.raises(ValueError, match="needs a key.*key_variables") as error:
     first.key()
-  assert not any(word in str(error.value) for word in ("NOT_SET", "sec", "mine", "\n"))
+  assert not re.search("NOT_SET|sec|mine|\n", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -69,18 +62,3 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
 )
 def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):
   assert clean(message, KEY) == shown
-
-
-# A lone surrogate becomes a question mark. A content that is no text is none.
-@pytest.mark.parametrize(
-  "content, kind, text",
-  [("a \ud83d b \U0001f600", "reply", "a ? b \U0001f600"), ([], "retry", "")],
-)
-def test_an_answer_becomes_an_outcome(content, kind, text):
-  answer = {"choices": [{"message": {"content": content}}]}
-  outcome = read_reply(answer, Usage(8, 0, 10))
-  assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, False)
-
-
-def test_text_that_is_nested_too_deeply_is_no_answer():
-  assert Meter().read("[" * 100_000) is None
