@@ -11,12 +11,6 @@ from typing import NamedTuple
 Event = tuple[str, dict]
 # No text of a prompt, or not the same text in each request.
 UNREAD = {"role", "type", "id", "status", "cache_control"}
-ERRORS = {
-  "400": "invalid_request_error",
-  "402": "billing_error",
-  "404": "not_found_error",
-  "429": "rate_limit_error",
-}
 
 
 class Reply(NamedTuple):
@@ -156,12 +150,7 @@ class Messages:
       "input_tokens": billed["prompt_tokens"] - cached - written,
       "cache_read_input_tokens": cached,
       "cache_creation_input_tokens": written,
-      "cache_creation": {
-        "ephemeral_5m_input_tokens": written,
-        "ephemeral_1h_input_tokens": 0,
-      },
       "output_tokens": billed["completion_tokens"],
-      "service_tier": "standard",
     }
 
   def body(self, model: str, reply: Reply, number: int) -> dict:
@@ -188,7 +177,6 @@ class Messages:
     begun = usage and usage | {"output_tokens": 1}
     start = body | {"content": [], "stop_reason": None, "usage": begun}
     yield "message_start", {"message": start}
-    yield "ping", {}
     for index, block in enumerate(body["content"]):
       place = {"index": index}
       kind = "text_delta"
@@ -209,8 +197,7 @@ class Messages:
     yield "message_stop", {}
 
   def error(self, status: str, code: str, message: str) -> dict:
-    error = {"type": ERRORS.get(status, "api_error"), "message": message}
-    return {"type": "error", "error": error, "request_id": "req_1"}
+    return {"type": "error", "error": {"type": code or "x", "message": message}}
 
 
 FORMS = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}

@@ -95,15 +95,11 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
 @pytest.mark.parametrize(
   "name, minimum, step",
   [
-    ("gpt-4.1-mini", 1024, 128),
-    ("openai/gpt-5.5", 1024, 128),
     ("gpt-5.6-sol", 1024, 1),
-    ("claude-opus-4-5", 4096, 1),
     ("anthropic/claude-opus-4.5", 4096, 1),
     ("claude-opus-4-7", 2048, 1),
     ("claude-opus-4-8", 1024, 1),
     ("claude-opus-5-5", 512, 1),
-    ("claude-haiku-4-5", 4096, 1),
     ("claude-3-5-haiku-20241022", 2048, 1),
     ("gemini-2.5-pro", 2048, 1),
     ("gemini-2.0-flash", 4096, 1),
@@ -125,8 +121,6 @@ def test_a_write_premium_is_billed_once():
   second = billing.bill(0, [Read(2000, 0.0)], 2100, 10, 1.0)
   assert second.usage == Usage(2100, 2000, 10, 100)
   assert second.cost_usd == pytest.approx((2000 * 0.4 + 100 * 5 + 10 * 20) / 1e6)
-  # A short prompt is neither read from the cache nor written to it.
-  assert billing.bill(0, [], 1000, 10, 0.0).usage == Usage(1000, 0, 10, 0)
 
 
 def act(model, prompt_tokens, latency_s=0.0):
