@@ -76,14 +76,17 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   """
   monkeypatch.setenv("HOSTILE_KEY", KEY)
   monkeypatch.setattr(provider, "BACKOFF_S", 0.001)
-  left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
-  fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
+  left = [*FAULTS, *REFUSALS]
+  lines = []
+
+  def fault(number, request):
+    return left.pop(0) if left and number % 20 == 7 else None
+
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6)
   settings = {
     "models__key_variables": "('HOSTILE_KEY',)",
     "models__timeout_s": 0.4,
     "profile__trials": 9,
-    "evaluate__usd_budgets": budgets,
   }
   with server.running():
     while code := run(tmp_path, server, **settings):
@@ -91,28 +94,18 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
       assert code == 2 and lines[-1].startswith("error: ") and lines[-1].isprintable()
       assert len(lines) < len(FAULTS) + len(REFUSALS)
       assert billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd + 1e-9
-  assert not left, (
-    f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
-  )
+  assert not left, f"{len(server.seen)} requests are too few for {left}"
   at_most_usd = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= at_most_usd + 1e-9 < 3 * billed(server)
-  ((recorded,),) = query(tmp_path, "SELECT count(*) FROM calls")
-  assert recorded >= len(server.seen)  # some attempts timed out before they were sent
   assert most_replies(tmp_path) == 1
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   usd = {row["part"]: row["usd"] for row in results["ledger"]}
-  possible_usd = usd["total"] + usd["unknown, at most"]
-  assert possible_usd - usd["router"] == pytest.approx(at_most_usd)
-  assert f"{usd['total']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
-  rows = [row for row in results["policies"] if row["usd_budget"] is not None]
-  assert {row["usd_budget"] for row in rows} == {*budgets}
-  assert all(row["overspends"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
-  out, err = capsys.readouterr()
-  files = [
-    path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()
-  ]
-  output = "".join([*lines, out, err]).encode()
-  assert not [text for text in [output, *files] if KEY[3:].encode() in text]
+  stated_usd = usd["total"] + usd["unknown, at most"] - usd["router"]
+  assert stated_usd == pytest.approx(at_most_usd)
+  texts = ["".join([*lines, *capsys.readouterr()]).encode()]
+  for path in (tmp_path / "tiny").rglob("*"):
+    texts += [path.read_bytes()] if path.is_file() else []
+  assert not [text for text in texts if KEY[3:].encode() in text]
 
 
 def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
