@@ -11,7 +11,6 @@ from standin import FAULTS, StandIn
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
-from baar_jax.llms import chat
 from baar_jax.llms.chat import ChatPair, read_reply
 from baar_jax.llms.history import NoAnswer
 from baar_jax.llms.ledger import Calls, Spent, read_spent
