@@ -220,6 +220,8 @@ def load_results(
 def report(run: Run) -> None:
   """Write the results as a page, figures and tables, and print the main results."""
   config = run.config
+  # If no profile is stored, this call raises the error that names the missing stage.
+  profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
   # All processes must open checkpoints together.
   listed = run.source.policies(list_specs(config), check_trained)
   if not run.is_main:
@@ -227,7 +229,6 @@ def report(run: Run) -> None:
   # The page needs matplotlib, which takes a second to import. Only this stage needs it.
   from baar_jax.report import page
 
-  profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
   trials = config.profile.trials
   robustness = measure_robustness(profiles, trials, config.profile.robustness)
   results = load_results(run.store, listed, config, run.dir, robustness)

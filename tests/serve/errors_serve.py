@@ -83,10 +83,11 @@ def use_app(act: Callable[[App], object], **settings: object) -> Callable:
 
 
 def make_request(
-  host: str = "127.0.0.1", body: str = "{}", kind: str = "application/json"
+  *hosts: str, body: str = "{}", kind: str = "application/json"
 ) -> Request:
   """Make a request with a body, for the session "s"."""
-  headers = [(b"host", host.encode()), (b"content-type", kind.encode())]
+  headers = [(b"host", host.encode()) for host in hosts or ["127.0.0.1"]]
+  headers.append((b"content-type", kind.encode()))
   scope = {"type": "http", "path": "/", "headers": headers, "path_params": {"id": "s"}}
   message = {"type": "http.request", "body": body.encode()}
   return Request(scope, mock.AsyncMock(return_value=message))
@@ -249,6 +250,10 @@ CASES = [
     use_app(lambda app: app._check_client(make_request("other.example"))),
   ),
   (
+    "A request needs one host header. Send exactly one.",
+    use_app(lambda app: app._check_client(make_request("localhost", "localhost"))),
+  ),
+  (
     "No session has this id. Check the URL.",
     use_app(lambda app: app._find_purse(make_request(), ClientKey())),
   ),
@@ -397,6 +402,11 @@ CASES = [
     "--config.models.forms must be (), one value, or a value for each of the names",
     command,
     "--config.models.forms=('messages','messages','messages')",
+  ),
+  (
+    "--config.models.forms must be some of chat/completions, messages, responses",
+    command,
+    "--config.models.forms=('messages chat',)",
   ),
   (
     "--config.key_variable must be the name of an environment variable that is set, or ''",
