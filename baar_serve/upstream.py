@@ -35,9 +35,9 @@ PROBE_S = 30.0
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
 
-# The name of the tokenizer and the longest reply in tokens, as the providers state them,
-# by family of models. The first pattern that matches a model's name counts. "" stands
-# for a tokenizer that no other model is known to have.
+# The name of the tokenizer and the longest reply in tokens, as providers state them, by
+# family of models. The first pattern that matches a model's name counts. "" stands for
+# a tokenizer that no other model is known to have.
 FAMILIES = {
   r"gpt-4\.1": ("o200k", 32_768),
   r"gpt-4o": ("o200k", 16_384),
