@@ -8,7 +8,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step
@@ -23,25 +22,6 @@ from baar_jax.store import require_file
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.request import SessionScore, read_history
-
-
-class RecordedCall(TypedDict, total=False):
-  """A call of a recorded session, in the form that baar_serve/README.md defines.
-
-  Attributes:
-    messages: the messages of the request, and the reply as the last one.
-    usage: the usage in OpenAI's form, or the metrics of an ATIF step.
-    score: the session's score, in [0, 1]. At least one call of each session must have
-      it; the last one counts.
-  """
-
-  session: str
-  model: str
-  messages: list[dict]
-  usage: dict
-  tools: object
-  task: str
-  score: float
 
 
 def load_file(config: ServeConfig) -> None:
@@ -88,10 +68,10 @@ def store_file(path: Path, run: Run) -> None:
   )
 
 
-def list_calls(line: str) -> list[RecordedCall]:
+def list_calls(line: str) -> list[dict]:
   """Read the calls in a line: one chat completion, or an ATIF trajectory.
 
-  ATIF is a trajectory format.
+  baar_serve/README.md has both formats.
 
   Raises:
     ValueError: the line is no JSON.
@@ -119,9 +99,7 @@ def list_calls(line: str) -> list[RecordedCall]:
   return calls
 
 
-def read_session(
-  id_: str, calls: Sequence[RecordedCall], config: Config
-) -> ScoredSession:
+def read_session(id_: str, calls: Sequence[dict], config: Config) -> ScoredSession:
   """Read a recorded session as an episode.
 
   The dollars are computed from the tokens at the configuration's prices. If SMALL alone
