@@ -178,8 +178,7 @@ class App(Starlette):
     if not self._keys and not LOCAL_HOST.fullmatch(hosts[0]):
       # A web page of another site may point its host name at this machine, and so call
       # this server from the user's browser (DNS rebinding).
-      names = " or ".join(LOCAL)
-      raise Refusal(403, f"This server has no key, so call it as {names}.")
+      raise Refusal(403, "This server has no key, so call it as localhost.")
     if not self._keys:
       return ClientKey(operator=True)
     for name in ("authorization", "x-api-key"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import prometheus_client as prometheus
 
-from baar_jax.episode import SMALL, Call, Step, Usage
+from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms.http import LOST, explain
 from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, backoff_s
 from baar_jax.llms.usage import ImpossibleUsage, Meter
@@ -84,28 +84,27 @@ class Budgets:
         call.prepared.append(upstream.prepare(call, self.config))
     fitting = {model for model in offering if call.prepared[model].fits_window}
     offering = fitting or {max(offering, key=self.window_tokens)}
-    until_s = time.monotonic() + self.upstreams[SMALL].config.timeout_s
-    while True:
-      purse.changed.clear()
-      room_usd = sessions.room_usd(purse)
-      offers = [prepared.offer(room_usd) for prepared in call.prepared]
-      worst_case_usd_A = [offer.worst_case_usd for offer in offers]
-      allowed = sessions.list_affordable(purse, worst_case_usd_A)
-      models = [model for model in allowed if model in offering]
-      if models:
-        return AffordableModels(models, offers)
-      if not purse.open:
-        break
-      try:
-        async with asyncio.timeout(until_s - time.monotonic()):
+    try:
+      async with asyncio.timeout(self.config.models.timeout_s):
+        while True:
+          purse.changed.clear()
+          room_usd = sessions.room_usd(purse)
+          offers = [prepared.offer(room_usd) for prepared in call.prepared]
+          worst_case_usd_A = [offer.worst_case_usd for offer in offers]
+          allowed = sessions.list_affordable(purse, worst_case_usd_A)
+          models = [model for model in allowed if model in offering]
+          if models:
+            return AffordableModels(models, offers)
+          if not purse.open:
+            break
           await purse.changed.wait()
-      except TimeoutError:
-        raise Refusal(
-          503,
-          f"The calls of session {purse.name} in flight reserve its whole cap. "
-          "Send the call again.",
-          RESERVED,
-        ) from None
+    except TimeoutError:
+      raise Refusal(
+        503,
+        f"The calls of session {purse.name} in flight reserve its whole cap. "
+        "Send the call again.",
+        RESERVED,
+      ) from None
     needed_usd = min(
       call.prepared[model].offer(0.0).worst_case_usd for model in offering
     )
