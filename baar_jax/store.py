@@ -28,7 +28,7 @@ TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Other files are refused.
-VERSION = 4
+VERSION = 5
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
@@ -38,33 +38,22 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     The episode's own fields, and these sums over its steps, by name. Dollars are US
     dollars.
       steps: number of all steps.
-      decisions: number of steps that a router decided.
-      judgements: number of steps at which a judge was asked.
       small_usd, large_usd: replies of SMALL, and replies of all costlier models with
         their rejected proposals.
       proposals_usd: rejected proposals of SMALL, without replayed ones.
       judge_usd, router_usd: a judge's answers, and the router's compute.
       retries_usd: failed attempts, with those that belong to no step (`lost_usd`).
       presumed_usd: worst cases of calls whose outcome is unknown.
-      small_tokens, large_tokens, proposal_tokens, judge_tokens: tokens of replies, by
-        the same groups.
-      router_latency_s: seconds that the router or the judge took to decide.
   """
   steps = episode.steps
   usd = collections.Counter()
-  tokens = collections.Counter()
-  decisions = 0
-  judgements = 0
   for step in steps:
-    decisions += step.logp is not None or step.router_cost_usd > 0
-    judgements += any(call.kind == "judge" for call in step.calls)
     for call in step.calls:
       group = call.kind
       if group in ("act", "proposal") and call.model != SMALL:
         group = "large"
       elif group == "act":
         group = "small"
-      tokens[group] += call.usage.completion_tokens
       cost_usd = call.cost_usd
       # A replayed proposal costs nothing here, because it was paid when it was
       # recorded. The ledger subtracts the sum of proposals from the recorded calls.
@@ -74,7 +63,6 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
   names = (
     "score",
     "success",
-    "stop",
     "call_budget",
     "usd_budget",
     "large_calls",
@@ -84,8 +72,6 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
   )
   return {name: getattr(episode, name) for name in names} | {
     "steps": len(steps),
-    "decisions": decisions,
-    "judgements": judgements,
     "small_usd": usd["small"],
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
@@ -94,11 +80,6 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
-    "small_tokens": tokens["small"],
-    "large_tokens": tokens["large"],
-    "proposal_tokens": tokens["proposal"],
-    "judge_tokens": tokens["judge"],
-    "router_latency_s": sum(step.router_latency_s for step in steps),
   }
 
 
@@ -322,7 +303,7 @@ class Store:
     columns = ", ".join(KEY + COLUMNS)
     query = f"SELECT {columns} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
-    numbers = table.drop(columns=["policy", "task_id", "stop"])
+    numbers = table.drop(columns=["policy", "task_id"])
     numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
     is_valid = np.isfinite(numbers) & (numbers >= 0)
     # NULL is valid in the columns of caps: it stands for no cap.

@@ -84,9 +84,7 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   large.calls = [Call(1, Usage(10, 0, 5), 4.0, 2.0), call(1, 8.0, kind="retry")]
   large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
   large.calls += [call(1, 16.0, kind="presumed")]
-  small.logp = -1.0
   large.router_cost_usd = 0.25
-  large.router_latency_s = 0.75
   e.lost_usd = 32.0
   e.usd_budget = 64.0
   store.add(e)
@@ -99,13 +97,10 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
     seed=3,
     score=0.5,
     success=False,
-    stop="max_steps",
     reused=False,
     usd_budget=64.0,
     steps=2,
     large_calls=1,
-    decisions=2,
-    judgements=1,
     cost_usd=5.5,
     small_usd=1.0,
     large_usd=4.0,
@@ -115,11 +110,6 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
     router_usd=0.25,
     presumed_usd=16.0,
     spent_usd=5.5 + 0.125 + 8.0 + 16.0 + 32.0,
-    router_latency_s=0.75,
-    small_tokens=7,
-    large_tokens=5,
-    proposal_tokens=6,
-    judge_tokens=3,
   )
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
