@@ -11,7 +11,8 @@ import pytest
 import tiny
 from tiny import call
 
-from baar_jax.conditioned.policy import ConditionedPolicy, Situation
+from baar_jax.conditioned.heads import Heads, Scale
+from baar_jax.conditioned.policy import ConditionedPolicy, Situation, ValueFunction
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
 from baar_jax.llms.scripted import Account, ScriptedJudge
@@ -21,6 +22,7 @@ from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
+from baar_jax.router.inputs import States
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.view import View
 
@@ -174,20 +176,31 @@ def test_a_threshold_weighs_the_dollars_of_three_models():
   assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.15, rel=1e-3)
 
 
-def test_a_switch_costs_the_dollars_of_a_cold_prompt():
-  """SMALL has read 100 of the next 200 tokens. A quarter of a price pays for a warm token."""
+def test_a_switch_costs_the_dollars_of_a_cold_prompt(monkeypatch):
+  """SMALL has read 100 of the next 200 tokens. A quarter of a price pays for a warm token.
+
+  The picked model has probability 1. At the end the reader forgets the episode.
+  """
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
-  policy = Mock(cost_weights=[0.5])
-  policy.spec = PolicySpec("conditioned", cost_weight=1.0)
-  policy._values.billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
-  scale = policy._values.heads.scale
-  scale.unit_usd = 0.005
-  scale.opening_tokens = 100
-  scale.reply_tokens = 0
+  billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
+  scale = Scale(None, None, 0.005, 100, 0, length_Q=np.arange(4.0))
+  situations = []
+  pick = lambda advantage_A, situation: situations.append(situation) or 2  # noqa: E731
+  values = ValueFunction(Heads(None, scale), [0.5], billing, pick)
+  states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
+  reader = Mock(**{"read.return_value": states})
+  advantages = lambda *_: (None, np.zeros((1, 3)))  # noqa: E731
+  monkeypatch.setattr("baar_jax.conditioned.policy.estimate", advantages)
+  spec = PolicySpec("conditioned", cost_weight=1.0)
+  policy = ConditionedPolicy(spec, reader, values)
   live = start(0)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
-  situation = ConditionedPolicy._describe(policy, live, np.array([1, 0, 40]))
+  (decision,) = policy.choose([live])
+  assert (decision.model, decision.logp, *decision.p_A) == (2, 0.0, 0, 0, 1)
+  policy.finish(live)
+  reader.forget.assert_called_once_with(live)
+  (situation,) = situations
   # $0.000075, $0.0003 and $0.0015 more than a warm prompt: 100 units of value a dollar.
   np.testing.assert_allclose(situation.switch_A, [0.0075, 0.03, 0.15])
   assert situation.models == [0]

@@ -77,6 +77,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
     """A cascade with fixed decisions: 1 goes on to the next model."""
 
     def choose(self, ready):
+      assert ready[0].history[-1].proposal == "go 0"
       return [Decision(x.draft.model + int(next(left)), 0.0, 1e-6, 2.0) for x in ready]
 
   tape, left = [], iter(choices)
@@ -94,6 +95,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
     len(choices) * 1e-6,
     len(choices) * 2.0,
   )
+  assert step.proposal == "go 0"
   # A proposal of M2 counts as a call, also if it is not taken.
   assert episode.large_calls == step.model == acted
   assert summarize_episode(episode)["proposals_usd"] == pytest.approx(
