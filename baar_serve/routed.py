@@ -277,7 +277,7 @@ class RoutedCall:
       if not isinstance(answer, Outcome):
         return answer
       self.end(answer.kind)
-      is_over = answer.is_paused or answer.hopeless
+      is_over = answer.hopeless
       is_last = is_over or number == retries
       if answer.fatal or is_last and not self.list_successors(answer):
         raise self.refuse(answer)

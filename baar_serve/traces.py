@@ -12,7 +12,7 @@ from pathlib import Path
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.usage import read_usage
+from baar_jax.llms.usage import Meter
 from baar_jax.rollout.jobs import (
   BOUNDARIES,
   stratified_spec,
@@ -126,7 +126,9 @@ def read_session(id_: str, calls: Sequence[dict], config: Config) -> ScoredSessi
     if call["model"] not in names:
       raise ValueError(f"--config.models.names lacks the model {call['model']!r:.80}")
     model = names.index(call["model"])
-    usage = read_usage(call["usage"])
+    meter = Meter()
+    meter.note({"usage": call["usage"]})
+    usage = meter.usage()
     cost = Call(model, usage, prices[model].cost_usd(usage))
     steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
     if call.get("score") is not None:

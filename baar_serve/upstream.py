@@ -323,7 +323,7 @@ class Upstream(Client):
     now_s = time.monotonic()
     if now_s < self.paused_until_s:
       problem = f"is not asked, because its last {self.failures} attempts failed"
-      return Outcome(FAILED, problem, status=503, is_paused=True)
+      return Outcome(FAILED, problem, status=503, hopeless=True)
     if self.failures >= self.config.max_failures:
       self.paused_until_s = now_s + PROBE_S
     request = call.prepared[self.config_index].request

@@ -169,7 +169,6 @@ class Outcome:
     fatal: whether no call to this endpoint can succeed.
     hopeless: whether this call cannot succeed, although other calls may.
     is_overflow: whether the call does not fit the model's window.
-    is_paused: whether the model was not asked, because it has failed all the time.
     wait_s: seconds that the provider asks to wait before the next attempt.
     status: the HTTP status of an error that the provider answered. For a failure
       without an answer, 504 after a time-out, else 502.
@@ -186,7 +185,6 @@ class Outcome:
   fatal: bool = False
   hopeless: bool = False
   is_overflow: bool = False
-  is_paused: bool = False
   wait_s: float = 0.0
   status: int = 502
   message: str = ""

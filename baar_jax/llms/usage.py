@@ -160,17 +160,6 @@ class Meter:
     return Usage(prompt, cached, completion, written, hour)
 
 
-def read_usage(usage: object) -> Usage:
-  """Read a usage object in OpenAI's form.
-
-  Raises:
-    ImpossibleUsage: the usage is missing or impossible.
-  """
-  meter = Meter()
-  meter.note({"usage": usage})
-  return meter.usage()
-
-
 def read_json(
   text: str | bytes, read_object: Callable[[list], dict] | None = None
 ) -> dict | None:

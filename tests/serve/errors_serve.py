@@ -19,7 +19,7 @@ from baar_jax import Router
 from baar_jax.episode import Step
 from baar_jax.llms.history import read_chat
 from baar_jax.llms.provider import FAILED, Outcome
-from baar_jax.llms.usage import read_usage
+from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -294,7 +294,7 @@ CASES = [
   (
     "The usage is impossible: it must have the tokens of the prompt and of the reply. "
     "Correct the usage.",
-    answer(lambda app: read_usage({})),
+    answer(lambda app: Meter().usage()),
   ),
   (
     "This server has a bug (KeyError). Report it to its operator.",
