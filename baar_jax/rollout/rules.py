@@ -110,7 +110,7 @@ class StepContext:
     return Decision(SMALL)
 
   def ask(self, call: Callable[[], Reply]) -> Reply | None:
-    """Make a call that the decision needs, such as a proposal or a judge's answer.
+    """Make a call that the decision needs, such as a judge's answer.
 
     Args:
       call: function that makes the call and pays for it.
@@ -126,15 +126,15 @@ class StepContext:
     self.allowed = self.affordable(reply.call.model)
     return reply
 
-  def take(self, decision: Decision, proposal: Reply | None = None) -> Move | None:
+  def take(self, decision: Decision, paid: Reply | None = None) -> Move | None:
     """Get the reply to act on, from the decided model if the budgets allow it.
 
     If they forbid it, another model replies; see `Decision.within`.
 
     Args:
       decision: the policy's decision.
-      proposal: a model's reply for this step that is already paid for. If that model is
-        to act, its proposal is used without a new call.
+      paid: a model's reply for this step that is already paid for. If that model is to
+        act, its reply is used without a new call.
 
     Returns:
       The reply, with the decision for the model that replied; None if the budgets allow
@@ -143,8 +143,8 @@ class StepContext:
     while self.allowed:
       decision = decision.within(self.allowed)
       chosen = decision.model
-      if proposal and chosen == proposal.call.model:
-        return Move(decision, proposal)
+      if paid and chosen == paid.call.model:
+        return Move(decision, paid)
       self.budgets.calls.reserve(chosen)
       try:
         return Move(decision, self.agents[chosen].reply(self.messages, self.number))
@@ -152,7 +152,7 @@ class StepContext:
         # The model brought no reply: its failed attempts cost dollars, and too few
         # dollars remain for another attempt. So the reserved LARGE call is given back.
         self.budgets.calls.settle(chosen, is_called=False)
-      paid_model = proposal.call.model if proposal else None
+      paid_model = paid.call.model if paid else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
     return None
 
