@@ -1,40 +1,61 @@
-"""README and docs: sentences are short; links, files, flags and settings exist."""
+"""README and docs: links, files, flags, stages and settings exist."""
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 
-import prose
 import pytest
 
+import main
 from baar_jax.config import Config
+from baar_serve.config import ServeConfig
 
-PAGES = pytest.mark.parametrize("page", prose.PAGES, ids=lambda page: page.stem)
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("baar_jax", "baar_serve", "configs", "docs", "examples", "tests", "tools")
+README = ROOT / "README.md"
+PAGE_FILES = [
+  README,
+  ROOT / "baar_serve" / "README.md",
+  *sorted((ROOT / "docs").glob("*.md")),
+]
+PAGES = pytest.mark.parametrize(
+  "page", PAGE_FILES, ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FLAG = re.compile(r"--config\.([a-z_.]+)")
+STAGE = re.compile(r"--stage=([a-z]+)")
+MODULE = re.compile(r"python -m ([a-z_.]+)")
 SPAN = re.compile(r"`([^`\n]+)`")
-FOLDERS = ("baar_jax", "configs", "docs", "examples", "tests", "tools")
 # A file of Python, or a path in one of the folders. Names in upper case are examples.
 PATH = re.compile(
   r"(?<![\w./<>-])((?:[a-z0-9_.*-]+/)*[a-z0-9_*-]+\.py\b"
   rf"|(?:{'|'.join(FOLDERS)})/[a-z0-9_./*-]*)"
 )
-# The files that a reader of docs/extending.md writes.
-NEW_FILES = {"router/sticky.py", "llms/completions.py"}
+# The files that a reader of docs/extending.md or baar_serve/README.md writes.
+NEW_FILES = {
+  "baar_serve/forms/completions.py",
+  "rate.py",
+  "rivals/rloo.py",
+  "tests/serve/golden/forms/completions/",
+  "tests/test_rloo.py",
+}
 SETTING = re.compile(r"([a-z]+\.[a-z_.]+)(=.*)?")
-SECTIONS = [
-  name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value)
-]
-# The fields of older versions that the documentation names.
-OLDER_SETTINGS = {"value.cache_facts", "value.return_share"}
+PROGRAMS = (Config(), ServeConfig())
+SECTIONS = {
+  name
+  for config in PROGRAMS
+  for name, value in vars(config).items()
+  if dataclasses.is_dataclass(value)
+}
 
 
 def list_files() -> list[Path]:
   """List the files and folders of this repository, relative to its root."""
-  files = [*prose.ROOT.iterdir()]
+  files = [*ROOT.iterdir()]
   for folder in FOLDERS:
-    files += (prose.ROOT / folder).rglob("*")
-  return [file.relative_to(prose.ROOT) for file in files]
+    files += (ROOT / folder).rglob("*")
+  return [file.relative_to(ROOT) for file in files]
 
 
 FILES = list_files()
@@ -52,15 +73,20 @@ def list_lost_paths(text: str) -> list[str]:
 
 
 def list_lost_settings(text: str) -> list[str]:
-  """List the settings in code spans that the configuration lacks."""
+  """List the settings in code spans that both configurations lack."""
   matches = filter(None, map(SETTING.fullmatch, SPAN.findall(text)))
   names = {match[1] for match in matches if match[1].split(".")[0] in SECTIONS}
-  return [name for name in sorted(names - OLDER_SETTINGS) if not is_setting(name)]
+  return [name for name in sorted(names) if not is_setting(name)]
 
 
 def is_setting(name: str) -> bool:
-  """Tell whether a dotted name is a field of the configuration."""
-  value = Config()
+  """Tell whether a dotted name is a field of one of the configurations."""
+  return any(has_field(config, name) for config in PROGRAMS)
+
+
+def has_field(config: Config | ServeConfig, name: str) -> bool:
+  """Tell whether a dotted name is a field of a configuration."""
+  value = config
   for field in name.split("."):
     if isinstance(value, dict):
       return True  # an option of an environment
@@ -80,16 +106,6 @@ def list_anchors(page: Path) -> set[str]:
 
 
 @PAGES
-def test_sentences_are_short_and_numbers_are_in_tables(page):
-  text = page.read_text()
-  mean, numbers = prose.measure(text)
-  assert mean <= 18
-  assert numbers <= 3
-  for sentence in prose.list_sentences(text):
-    assert prose.count_words(sentence) <= 35, sentence
-
-
-@PAGES
 def test_links_lead_to_files_and_headings(page):
   for target in LINK.findall(page.read_text()):
     if not target.startswith("http"):
@@ -100,9 +116,13 @@ def test_links_lead_to_files_and_headings(page):
 
 
 @PAGES
-def test_flags_are_fields_of_the_configuration(page):
-  for name in FLAG.findall(page.read_text()):
-    assert is_setting(name.rstrip(".")), name
+def test_commands_have_flags_stages_and_modules_that_exist(page):
+  text = page.read_text()
+  flags = [name.rstrip(".") for name in FLAG.findall(text)]
+  assert [name for name in flags if not is_setting(name)] == []
+  assert {*STAGE.findall(text)} <= {"all", *main.STAGES, *main.EXTRA}
+  for module in MODULE.findall(text):
+    assert importlib.util.find_spec(module), module
 
 
 @PAGES
@@ -112,11 +132,18 @@ def test_files_and_settings_in_code_spans_exist(page):
   assert list_lost_settings(text) == []
 
 
+def test_readme_links_the_files_of_the_afternoon_in_order():
+  lines = (ROOT / "docs" / "afternoon.txt").read_text().splitlines()
+  table = README.read_text().partition("in an afternoon\n")[2].partition("\n## ")[0]
+  files = [line.split()[0] for line in lines]
+  assert re.findall(r"\]\((baar_jax/[^)]*)\)", table) == files
+
+
 def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
   text = (
     "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
     " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
-    " `serve.guess` `serve.port=1` `env.options.any` `choice.model` `value.return_share`"
+    " `value.guess` `value.heads=2` `env.options.any` `choice.model` `models.forms`"
   )
   files = [
     "configs/none.py",
@@ -126,14 +153,4 @@ def test_a_lost_file_or_setting_in_a_code_span_is_noticed():
     "docs/no",
   ]
   assert list_lost_paths(text) == files
-  assert list_lost_settings(text) == ["serve.guess"]
-
-
-def test_prose_counts_words_sentences_and_numbers():
-  text = (
-    "# Head 1\n\nOne `a b` two 3. Four\nfive.\n\n| 4 |\n\n    code 5\n- six 7.5 %\n"
-  )
-  # One CODE two 3; Four five; six 7.5 %.
-  assert prose.list_sentences(text) == ["One CODE two 3.", "Four five.", "six 7.5 %"]
-  assert prose.count_words("One CODE two 3.") == 4
-  assert prose.measure(text) == (pytest.approx(8 / 3), 25.0)
+  assert list_lost_settings(text) == ["value.guess"]
