@@ -135,8 +135,8 @@ def parse(
 def find_usual(argv: list[str]) -> Config:
   """Return the configuration that the flags of a command line change.
 
-  Without --config, it is the stored one of the run that --config.name names, if there
-  is such a run; else that of the default run.
+  It is the stored one of the run that --config.name names, if there is such a run, else
+  that of the default run. A file that --config names takes its place.
 
   Args:
     argv: the command line, the program's name first.
@@ -145,11 +145,11 @@ def find_usual(argv: list[str]) -> Config:
     ValueError: the run's configuration cannot be read.
   """
   parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-  for name in ("config", "config.name", "config.runs"):
+  for name in ("config.name", "config.runs"):
     parser.add_argument(f"--{name}", f"-{name}", nargs="?")
   given = vars(parser.parse_known_args(argv[1:])[0])
   usual = quickstart.get_config()
-  if given["config.name"] and not given["config"]:
+  if given["config.name"]:
     directory = Path(given["config.runs"] or usual.runs, given["config.name"])
     if (directory / "config.json").is_file():
       return read_config(directory)

@@ -296,8 +296,8 @@ def test_the_scripted_judge_reads_the_prompt():
   judge = ScriptedJudge(Account(billing, unlimited))
   usages = []
   for step, end in ((0, "first"), (1, "x"), (9, "x")):
-    message = {"role": "user", "content": "act next, A or B or C?" + end}
+    message = {"role": "user", "content": "act next, A or Cedars?" + end}
     call = judge.reply([message], step).call
-    assert call.model == 3
+    assert call.model == 2
     usages.append(call.usage)
-  assert usages == [Usage(7, 0, 1), Usage(6, 4, 1), Usage(6, 0, 1)]
+  assert usages == [Usage(7, 0, 2), Usage(6, 4, 2), Usage(6, 0, 2)]
