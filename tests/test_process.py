@@ -1,12 +1,12 @@
 """Test environments in child processes: answers, deaths, and processes left behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,76 +14,61 @@ import pytest
 from tiny import SIZES
 
 from baar_jax.envs import process
-from baar_jax.envs.base import EnvDied
+from baar_jax.envs.base import EnvDied, Oracle
 from baar_jax.envs.process import Recall, open_envs
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.episode import Task
 
 ROOT = Path(__file__).parents[1]
 
 
-def pid_of(env):
-  return env.child.process and env.child.process.pid
-
-
-def family(pid):
+def family(pid: int) -> list[psutil.Process]:
   """Return a process and all its descendants."""
   process = psutil.Process(pid)
   return [process, *process.children(recursive=True)]
 
 
-def ended(processes):
+def are_ended(processes: list[psutil.Process]) -> bool:
   """Return whether all processes end within 30 s; a zombie has ended."""
-  for _ in range(300):
-    with contextlib.suppress(psutil.NoSuchProcess):
-      processes = [
-        p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
-      ]
-    if not processes:
-      break
-    time.sleep(0.1)
-  return not processes
+  _, left = psutil.wait_procs(processes, timeout=30)
+  return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
-@pytest.fixture
-def opened():
-  """Yield open_envs. After the test, close all environments; their processes must end."""
-  envs = []
+def play(env, task_id: str) -> list[tuple]:
+  """Play the expert's actions and every third time a mistake; return all answers."""
+  tape = [env.reset(task_id)]
+  done = False
+  while not done:
+    oracle = env.oracle()
+    mistake = env.mistake("lost", "key")
+    answer = env.step(oracle.action if len(tape) % 3 else mistake)
+    done = answer[1]
+    tape.append((oracle, mistake, answer, env.score()))
+  return tape
 
-  def opening(*args, **kwargs):
-    envs.extend(open_envs(*args, **kwargs))
-    return list(envs)
 
-  yield opening
-  processes = [p for pid in {pid_of(env) for env in envs} - {None} for p in family(pid)]
+def test_slots_answer_in_threads_as_the_environment_itself():
+  envs = open_envs("sandbox", SIZES, 2, 4)
+  sandbox = Sandbox(**SIZES)
+  tasks = envs[1].tasks("train")
+  assert tasks == sandbox.tasks("train")
+  ids = [task.id for task in tasks[:4]] * 2
+  with ThreadPoolExecutor(8) as pool:
+    tapes = list(pool.map(play, envs, ids))
+  assert tapes == [play(sandbox, task_id) for task_id in ids]
+  first, second, *others = [env.child.process.pid for env in envs]
+  assert first != second  # Neighbours are in different processes.
+  assert others == [first, second] * 3
+  processes = family(first) + family(second)
   for env in envs * 2:
     env.close()
-  assert ended(processes)
-
-
-def test_slots_answer_in_threads_as_the_environment_itself(opened):
-  envs, sandbox = opened("sandbox", SIZES, 2, 4), Sandbox(**SIZES)
-  assert envs[1].tasks("train") == sandbox.tasks("train")
-
-  def play(env, task):
-    tape, done = [env.reset(task.id)], False
-    while not done:
-      oracle, mistake = env.oracle(), env.mistake("lost", "key")
-      _, done = answer = env.step(oracle.action if len(tape) % 3 else mistake)
-      tape.append((oracle, mistake, answer, env.score()))
-    return tape
-
-  jobs = [(env, sandbox.tasks("train")[i % 4]) for i, env in enumerate(envs)]
-  with ThreadPoolExecutor(8) as pool:
-    tapes = list(pool.map(lambda job: play(*job), jobs))
-  assert tapes == [play(Sandbox(**SIZES), task) for _, task in jobs]
-  pids = [pid_of(env) for env in envs]
-  assert (
-    len(set(pids)) == 2 and pids == pids[:2] * 4
-  )  # neighbours are in different processes
+  assert are_ended(processes)
 
 
 def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
-  memory, tape, deadly = {}, [], ["d"]
+  memory = {}
+  tape = []
+  deadly = ["d"]
 
   def open_recall():
     moves = []
@@ -100,7 +85,7 @@ def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
 
     return Recall(answer, memory)
 
-  def play(recall, actions):
+  def follow(recall, actions):
     """Play a task "t"; return the last answer, and what has reached a child."""
     tape.clear()
     last = recall("reset", "t")
@@ -108,49 +93,83 @@ def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
       last = recall("step", action)
     return last, "".join(tape)
 
-  first, second = open_recall(), open_recall()
-  assert play(first, "xz") == ("txz", "txz")
-  assert play(second, "xz") == ("txz", "")
-  assert play(second, "xy") == ("txy", "txy")
-  assert play(first, "xzx") == ("txzx", "x")  # The first child is still at "xz".
+  first = open_recall()
+  second = open_recall()
+  assert follow(first, "xz") == ("txz", "txz")
+  assert follow(second, "xz") == ("txz", "")
+  assert follow(second, "xy") == ("txy", "txy")
+  assert follow(first, "xzx") == ("txzx", "x")  # The first child is still at "xz".
   with pytest.raises(EnvDied):
-    play(second, "xyd")
-  assert play(second, "xyd") == ("txyd", "txyd")
+    follow(second, "xyd")
+  assert follow(second, "xyd") == ("txyd", "txyd")
   monkeypatch.setattr(process, "MAX_ANSWERS", 0)
-  assert play(second, "") == ("t", "t")
+  assert follow(second, "w") == ("tw", "tw")
+  assert follow(second, "") == ("t", "t")  # All answers are forgotten.
 
 
 @pytest.mark.parametrize(
   "sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")]
 )
-def test_a_death_ends_the_episodes_of_that_process_only(opened, sent, cause):
-  first, second = opened("sandbox", SIZES, 1, 2, timeout_s=3.0)
-  first.reset("test-0")
-  second.reset("test-0")
-  dead, processes = pid_of(first), family(pid_of(first))
-  os.kill(dead, sent)
-  with pytest.raises(EnvDied, match=cause):
-    first.step("look")
-  assert ended(processes)
-  assert first.reset("test-0") and pid_of(first) != dead
-  # The new process does not have the episode of the second slot.
-  for call in (lambda: second.step("look"), lambda: second.mistake("lost", "k")):
-    with pytest.raises(EnvDied, match="no live episode .it|no live episode .no answer"):
-      call()
-  assert second.reset("test-0") and second.step(second.oracle().action)[0]
+def test_a_death_ends_the_episodes_of_that_process_only(sent, cause):
+  first, second = open_envs("sandbox", SIZES, 1, 2, timeout_s=3.0)
+  with closing(first):
+    first.reset("test-0")
+    second.reset("test-0")
+    dead = family(first.child.process.pid)
+    os.kill(dead[0].pid, sent)
+    with pytest.raises(EnvDied, match=cause):
+      first.step("look")
+    assert are_ended(dead)
+    assert first.reset("test-0")
+    # The new process does not have the episode of the second slot.
+    with pytest.raises(EnvDied, match=f"no live episode .*{cause}"):
+      second.score()
+    assert play(second, "test-0")
 
 
-def test_closing_ends_running_and_waiting_calls(opened):
-  envs = opened("sandbox", SIZES, 1, 2, timeout_s=60)
-  os.kill(pid_of(envs[0]), signal.SIGSTOP)  # A stopped process does not answer.
+def test_closing_ends_running_and_waiting_calls():
+  envs = open_envs("sandbox", SIZES, 1, 2, timeout_s=60)
+  envs[0].tasks("train")
+  stopped = family(envs[0].child.process.pid)
+  os.kill(stopped[0].pid, signal.SIGSTOP)  # A stopped process does not answer.
   with ThreadPoolExecutor(2) as threads:
     calls = [threads.submit(env.reset, "test-0") for env in envs]
     time.sleep(0.2)
     envs[0].close()
     messages = sorted(str(call.exception()) for call in calls)
-  assert messages[0].endswith("environment is closed: open a new one")
-  assert "(it ended without an answer)" in messages[1]  # not "no answer in 60 s"
-  assert pid_of(envs[0]) is None  # The waiting call has started no new child.
+  assert "is closed" in messages[0]
+  assert "ended without an answer" in messages[1]  # not "no answer in 60 s"
+  assert are_ended(stopped)
+  assert envs[0].child.process is None  # The waiting call has started no new child.
+
+
+TASK = Task("t", "train", "d", 9)
+RIGHT = {
+  "reset": ["a"],
+  "tasks": [[TASK]],
+  "step": [("a", True)],
+  "score": [0, 1.0],
+  "oracle": [Oracle("a", 0, True, False)],
+}
+WRONG = {
+  "reset": [None, b"a", ("a", False)],
+  "tasks": [
+    None,
+    [],
+    ["t"],
+    [Task(b"t", "train", "d", 9)],
+    [Task("t", "train", None, 9)],
+  ],
+  "step": [None, "ab", ("a", None), ("a", False, 1)],
+  "score": [None, float("nan"), -0.1, 1.5, "1"],
+  "oracle": ["a", None],
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_result_of_a_wrong_kind_is_noticed(name):
+  assert all(process._is_right(name, result) for result in RIGHT[name])
+  assert not any(process._is_right(name, result) for result in WRONG[name])
 
 
 STUCK = """
@@ -177,14 +196,19 @@ env.step("x")
 def test_no_process_outlives_its_parent(end, tmp_path):
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   (tmp_path / "stuck.py").write_text(STUCK)
-  (scratch := tmp_path / "scratch").mkdir()
-  environ = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
+  scratch = tmp_path / "scratch"
+  scratch.mkdir()
   parent = subprocess.Popen(
-    [sys.executable, "-c", PARENT], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
+    [sys.executable, "-c", PARENT],
+    cwd=tmp_path,
+    env=os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)},
+    stdout=subprocess.PIPE,
   )
   signal.signal(signal.SIGINT, before)
   processes = family(int(parent.stdout.readline()))
   assert len(processes) == 2
   time.sleep(0.2)  # By now the parent waits for the answer of its call.
   parent.send_signal(end)
-  assert parent.wait() != 0 and ended(processes) and not list(scratch.iterdir())
+  assert parent.wait() != 0
+  assert are_ended(processes)
+  assert not [*scratch.iterdir()]

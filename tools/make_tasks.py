@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs.base import load
-from baar_jax.envs.engines import Engine, command_of, environ_of, lock, output_of
+from baar_jax.envs.engines import Engine, command_of, environ_of, output_of
 
 MODULES = {"alfworld": "tools.alfworld_games", "appworld": "tools.appworld_tasks"}
 
@@ -29,8 +29,7 @@ def make_tasks(engine: Engine, directory: Path, sizes: Iterable[int]) -> None:
   """
   module = MODULES[engine.name]
   command = [*command_of(engine), module, str(directory), *map(str, sizes)]
-  with lock(directory.name):
-    output_of(module, command, environ_of(engine))
+  output_of(module, command, environ_of(engine))
 
 
 def main(name: str, *sizes: str) -> None:

@@ -305,7 +305,9 @@ class Env:
     if cls.engine is None:
       return options
     data = cls.engine.find_data(options.data)
-    return dataclasses.replace(options, data=data)
+    if problem := cls.engine.explain_missing(data):
+      raise ValueError(problem)
+    return dataclasses.replace(options, data=str(data))
 
   def tasks(self, split: str) -> list[Task]:
     """Return a split's tasks, always in the same order.

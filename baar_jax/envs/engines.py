@@ -1,6 +1,5 @@
 """Install the engines that need a Python environment of their own; find their data."""
 
-import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -8,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = str(Path(__file__).parents[2])
@@ -53,18 +51,6 @@ def cache() -> Path:
   """
   user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
   return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
-
-
-@contextlib.contextmanager
-def lock(name: str) -> Iterator[None]:
-  """Lock the file NAME.lock in the cache until the context ends.
-
-  Only one process can hold the lock. Another process waits here.
-  """
-  cache().mkdir(parents=True, exist_ok=True)
-  with (cache() / f"{name}.lock").open("w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
 
 
 def output_of(name: str, command: list[str], environ: dict | None = None) -> str:
@@ -131,11 +117,6 @@ class Engine:
     """Return the directory of synthetic games, made by `tools/make_tasks.py`."""
     return cache() / f"{self.name}-own"
 
-  @property
-  def remedy(self) -> str:
-    """Return the instruction that installs the engine, for error messages."""
-    return f"run: python main.py --stage=setup --config=configs/{self.name}.py"
-
   def is_installed(self) -> bool:
     """Return whether an installation of the pinned packages was completed."""
     marker = self.directory / "installed.txt"
@@ -149,7 +130,9 @@ class Engine:
       ValueError: a command of the installation fails.
     """
     directory = self.directory
-    with lock(directory.name):
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / f"{directory.name}.lock").open("w") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)  # Another process would wait here.
       if self.is_installed():
         return
       print(f"installing into {directory}", file=sys.stderr)
@@ -217,29 +200,6 @@ class Engine:
       return False
     return done.returncode == 0
 
-  def set_up(self, data: str, report: Callable[[str], None]) -> None:
-    """Install the engine, unless it is installed, and say how to get missing tasks.
-
-    Args:
-      data: the environment's option `data`; see `named_data`.
-      report: called with each line of progress.
-
-    Raises:
-      ValueError: the installation fails.
-    """
-    self.install()
-    report(f"the engine of {self.name} is in {self.directory}")
-    if not self.has_data(data):
-      report(self.source_of_data)
-
-  @property
-  def source_of_data(self) -> str:
-    """Say how to get real tasks, and how to make synthetic ones."""
-    return (
-      f"{self.python.parent}/{self.download} gets real tasks, and "
-      f"python -m tools.make_tasks {self.name} makes synthetic ones"
-    )
-
   def named_data(self, data: str) -> str:
     """Return the directory of tasks that the user has named, in either of two ways.
 
@@ -251,28 +211,30 @@ class Engine:
     """
     return data or os.environ.get(self.data_variable, "")
 
-  def has_data(self, data: str) -> bool:
-    """Tell whether the directory of tasks exists; see `find_data`."""
-    return Path(self.named_data(data) or self.generated_data).is_dir()
-
-  def find_data(self, data: str) -> str:
-    """Return the absolute path of the directory of tasks.
+  def find_data(self, data: str) -> Path:
+    """Return the absolute path of the directory of tasks, which may not exist.
 
     It is the directory that the user has named, else that of the synthetic tasks.
 
     Args:
       data: the environment's option `data`; see `named_data`.
+    """
+    return Path(self.named_data(data) or self.generated_data).absolute()
+
+  def explain_missing(self, directory: Path) -> str:
+    """Say how to get real or synthetic tasks; "" if the directory exists.
 
     Raises:
-      ValueError: the directory does not exist.
+      ValueError: the directory does not exist, and the engine is not installed.
     """
-    directory = Path(self.named_data(data) or self.generated_data).absolute()
-    if not self.has_data(data):
-      raise ValueError(
-        f"{self.name} has no data in {directory}: set --config.env.options.data or "
-        f"${self.data_variable} to another directory. {self.source_of_data}"
-      )
-    return str(directory)
+    if directory.is_dir():
+      return ""
+    programs = Path(command_of(self)[0]).parent
+    return (
+      f"{self.name} has no data in {directory}: get real tasks with {programs}/"
+      f"{self.download}, or make synthetic ones with python -m tools.make_tasks "
+      f"{self.name}, and run the same command again"
+    )
 
 
 def command_of(engine: Engine | None) -> list[str]:
@@ -289,7 +251,10 @@ def command_of(engine: Engine | None) -> list[str]:
   if engine is None:
     return [sys.executable, "-c", RUN_MODULE, ROOT]
   if not engine.is_installed():
-    raise ValueError(f"the engine of {engine.name} is not installed; {engine.remedy}")
+    raise ValueError(
+      f"the engine of {engine.name} is not installed; "
+      f"run: python main.py --stage=setup --config=configs/{engine.name}.py"
+    )
   return [str(engine.python), "-I", "-B", "-c", RUN_MODULE, ROOT]
 
 

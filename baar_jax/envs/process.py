@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,44 +41,38 @@ class WrongResult(ValueError):
 # in step() or score() counts as a bug, too.
 RETURNED = (WrongResult, ValueError, NotImplementedError, EnvDied)
 RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
-FREE_METHODS = ("greet", "tasks", "reset")  # methods that work without a live episode
-# The attributes of an environment that the parent copies when it opens a child.
-GREETING = ("system_prompt", "code_actions", "scores_steps")
+FREE_METHODS = ("tasks", "reset")  # methods that work without a live episode
 MOVES = ("reset", "step")  # methods that change an episode's state
 MAX_ANSWERS = 400_000  # limit of a run's memory; ScienceWorld's take about 0.5 kB each
 
 
-def _are_types(values: Iterable[object], *types: type) -> bool:
-  """Return whether the values have exactly these types, in this order."""
-  return [*map(type, values)] == [*types]
+# What each method or attribute of an environment gives.
+RESULTS = {
+  "tasks": "a list with one Task or more",
+  "reset": "a text",
+  "step": "(text, bool)",
+  "score": "a number in [0, 1]",
+  "oracle": "an Oracle",
+  "mistake": "a text",
+  "system_prompt": "a text",
+}
+
+
+def _is_right(name: str, result: Any) -> bool:
+  """Return whether a result of an environment is what RESULTS says."""
+  if name == "tasks":
+    return isinstance(result, list) and result and all(map(_is_task, result))
+  if name == "step":
+    return isinstance(result, tuple) and [*map(type, result)] == [str, bool]
+  if name == "score":
+    return isinstance(result, int | float) and 0 <= result <= 1
+  return isinstance(result, Oracle if name == "oracle" else str)
 
 
 def _is_task(task: object) -> bool:
   """Return whether a value is a Task with fields of the right types."""
-  return type(task) is Task and _are_types(vars(task).values(), str, str, str, int)
-
-
-TEXT = ("a text", lambda result: isinstance(result, str))
-# For each method or attribute: a description of a right value, for error messages, and
-# a function that checks a value.
-EXPECTED = {
-  "tasks": (
-    "a list with one Task or more",
-    lambda result: isinstance(result, list) and result and all(map(_is_task, result)),
-  ),
-  "reset": TEXT,
-  "step": (
-    "(text, bool)",
-    lambda result: isinstance(result, tuple) and _are_types(result, str, bool),
-  ),
-  "score": (
-    "a number in [0, 1]",
-    lambda result: isinstance(result, int | float) and 0 <= result <= 1,
-  ),
-  "oracle": ("an Oracle", lambda result: isinstance(result, Oracle)),
-  "mistake": TEXT,
-  "system_prompt": TEXT,
-}
+  types = [str, str, str, int]
+  return type(task) is Task and [*map(type, vars(task).values())] == types
 
 
 def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
@@ -127,7 +121,7 @@ def _call(env: Env, method: str, args: list) -> object:
 
   Args:
     env: the environment of the slot.
-    method: a method's name, or "greet", which asks for the attributes in GREETING.
+    method: a method's name.
     args: the arguments of the method.
 
   Returns:
@@ -135,14 +129,11 @@ def _call(env: Env, method: str, args: list) -> object:
     oracle. For "step" a tuple: the observation, whether the episode has ended, and the
     oracle. The oracle is None without an expert, and after the end.
   """
-  if method == "greet":
-    _check(env, "system_prompt", env.system_prompt)
-    return {name: getattr(env, name) for name in GREETING}
   result = _check(env, method, getattr(env, method)(*args), *args)
   if method not in MOVES:
     return result
   if method == "reset":
-    result = (result, env.system_prompt)
+    result = (result, _check(env, "system_prompt", env.system_prompt))
   done = method == "step" and result[1]
   oracle = None
   with contextlib.suppress(NotImplementedError):
@@ -179,13 +170,12 @@ def _check(env: Env, name: str, result: Any, *args: object) -> Any:
   Raises:
     WrongResult: the result has the wrong type, or is out of its range.
   """
-  expected, is_right = EXPECTED[name]
-  if not is_right(result):
+  if not _is_right(name, result):
     call = f"{type(env).__name__}.{name}"
     if args:
       call += f"({', '.join(map(repr, args)):.80})"
     raise WrongResult(
-      f"{call} gave {result!r:.80}, but must give {expected}: correct it"
+      f"{call} gave {result!r:.80}, but must give {RESULTS[name]}: correct it"
     )
   return result
 
@@ -247,7 +237,7 @@ class Child:
 
     Args:
       slot: index of the environment in the child.
-      method: the name of a method of Env, or "greet"; see `_call`.
+      method: the name of a method of Env; see `_call`.
       *args: the method's arguments.
 
     Raises:
@@ -329,25 +319,6 @@ def _kill_group(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def open_answers(memory: dict[str, dict], task_id: str) -> dict[tuple, Any]:
-  """Return the remembered answers of a task, to which the caller adds new ones.
-
-  If there are too many answers, all are forgotten. Policies play the same tasks in the
-  same order, so the least recently used task would be needed next.
-
-  Args:
-    memory: the answers in each task. Several threads may use it.
-    task_id: the id of the task.
-
-  Returns:
-    The answers by the moves before a call and the call itself.
-  """
-  # Other threads may change the memory, but not this list.
-  if sum(map(len, [*memory.values()])) > MAX_ANSWERS:
-    memory.clear()
-  return memory.setdefault(task_id, {})
-
-
 @dataclasses.dataclass(eq=False)
 class Recall:
   """Answer an environment's calls from memory, and ask its child for new answers.
@@ -357,15 +328,14 @@ class Recall:
 
   Attributes:
     _ask: calls a method of the environment in the child.
-    _memory: the answers in each task, for all environments of the run.
-    _answers: the answers in the current task.
+    _memory: the answers by the moves before a call and the call itself, for all
+      environments of the run, whose threads share it.
     _moves: the calls that led to the current state.
     _played: the calls that led to the state in the child; () is no episode.
   """
 
   _ask: Callable[..., Any]
-  _memory: dict[str, dict]
-  _answers: dict[tuple, Any] = dataclasses.field(default_factory=dict)
+  _memory: dict[tuple, Any]
   _moves: tuple = ()
   _played: tuple = ()
 
@@ -373,13 +343,18 @@ class Recall:
     """Return the answer to a call, a method's name and its arguments."""
     if call[0] in FREE_METHODS:
       self._moves = ()
-      self._answers = open_answers(self._memory, call[1])
     calls = (*self._moves, call)
-    if calls not in self._answers:
-      self._answers[calls] = self._catch_up(calls)
+    answer = self._memory.get(calls)
+    if answer is None:
+      answer = self._catch_up(calls)
+      # Policies play the same tasks in the same order, so the oldest answers would be
+      # needed next: all are forgotten.
+      if len(self._memory) > MAX_ANSWERS:
+        self._memory.clear()
+      self._memory[calls] = answer
     if call[0] in MOVES:
       self._moves = calls
-    return self._answers[calls]
+    return answer
 
   def _catch_up(self, calls: tuple) -> Any:
     """Make the calls that the child's episode lacks, and return the last answer."""
@@ -403,23 +378,24 @@ class ProcessEnv(Env):
 
   def __init__(
     self,
+    environment: type[Env],
     child: Child,
     slot: int,
-    greeting: dict[str, Any],
-    memory: dict[str, dict] | None = None,
+    memory: dict[tuple, Any],
   ) -> None:
     """Connect to a slot of a child.
 
     Args:
+      environment: the class of the environment.
       child: the child process.
       slot: index of the environment in the child.
-      greeting: the environment's attributes; see GREETING.
-      memory: the answers in each task; None remembers nothing.
+      memory: the answers so far, if the class allows to remember them; see Recall.
     """
-    vars(self).update(greeting)
+    self.code_actions = environment.code_actions
+    self.scores_steps = environment.scores_steps
     self.child = child
     self._call = functools.partial(child.call, slot)
-    if memory is not None:
+    if environment.remembered:
       self._call = Recall(self._call, memory)
     self._oracle: dict | None = None
 
@@ -480,12 +456,11 @@ def open_envs(
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
   environment = base.load(kind)
-  memory = {} if environment.remembered else None
+  memory: dict[tuple, Any] = {}
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
-  greeting = children[0].call(0, "greet")
   envs = []
   for slot in range(live_per_process):
-    envs += [ProcessEnv(child, slot, greeting, memory) for child in children]
+    envs += [ProcessEnv(environment, child, slot, memory) for child in children]
   return envs
 
 

@@ -38,9 +38,12 @@ def setup(run: Run) -> None:
   if engine is None:
     say(f"{env.kind} needs no engine")
     return
-  data = env.options.get("data", "")
-  engine.set_up(data, say)
-  if engine.has_data(data):
+  engine.install()
+  say(f"the engine of {engine.name} is in {engine.directory}")
+  data = engine.find_data(env.options.get("data", ""))
+  if problem := engine.explain_missing(data):
+    say(problem)
+  else:
     # This call raises an error if the tasks cannot be used.
     run.tasks("train")
 

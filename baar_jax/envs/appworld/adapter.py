@@ -42,6 +42,7 @@ class AppWorldErrors(KnowledgeErrors):
 
 
 OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.
+CODE_S = 60  # seconds after which an agent's code is stopped
 FAILED = "Execution failed. Traceback:\n"
 # Limits of the process that executes agents' code: bytes of memory and of a file, and
 # threads. Code that needs more fails.
@@ -64,7 +65,6 @@ class Options:
     train_split: the dataset of the training tasks.
     dev_split: the dataset of the validation tasks.
     test_split: the dataset of the held-out tests.
-    code_s: seconds after which an agent's code is stopped.
     trusted: whether agents' code runs without a wall, with all rights of the user.
   """
 
@@ -72,17 +72,7 @@ class Options:
   train_split: str = "train"
   dev_split: str = "dev"
   test_split: str = "test_normal"
-  code_s: int = 60
   trusted: bool = False
-
-  def __post_init__(self) -> None:
-    """Check the time limit.
-
-    Raises:
-      ValueError: the limit is less than a second.
-    """
-    if self.code_s < 1:
-      raise ValueError(f"code_s is {self.code_s}, but must be at least 1")
 
 
 class AppWorld(Env):
@@ -167,7 +157,7 @@ class AppWorld(Env):
       task_id,
       "episodes",
       max_interactions=1_000_000,  # no limit; the rollout loop counts the steps
-      timeout_seconds=self.options.code_s,
+      timeout_seconds=CODE_S,
     )
     # Logs cannot be written if code prints half of a surrogate pair.
     self._world.save_logs = lambda: None
