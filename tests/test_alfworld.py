@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,27 +15,17 @@ from tiny import follow
 
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld.adapter import GAME, GAMES, ALFWorld, Options
-from baar_jax.envs.alfworld.expert import TASK_TYPES
-from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import open_envs
+from baar_jax.envs.alfworld.expert import ROUTINE_VERBS, TASK_TYPES
+from baar_jax.envs.base import EnvDied, read_verb
+from baar_jax.envs.process import ProcessEnv, open_envs
 from tools.make_tasks import make_tasks
 
-ACTING = (
-  "take",
-  "move",
-  "clean",
-  "heat",
-  "cool",
-  "use",
-  "slice",
-)  # all other verbs waste a step
 ENGINE = ALFWorld.engine
 TRAIN = TEST = 6  # one game of each type
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-  """Generate games as --stage=setup does."""
   if not shutil.which("g++") and not ENGINE.is_installed():
     pytest.skip("ALFWorld cannot be compiled here")
   ENGINE.install()
@@ -44,19 +35,14 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def env(data):
-  arguments = {
-    "train_tasks": TRAIN,
-    "dev_tasks": 1,
-    "test_tasks": TEST,
-    "max_steps": 30,
-    "options": {"data": str(data)},
-  }
+def env(data) -> Iterator[ProcessEnv]:
+  sizes = {"train_tasks": TRAIN, "dev_tasks": 1, "test_tasks": TEST, "max_steps": 30}
+  arguments = sizes | {"options": {"data": str(data)}}
   with contextlib.closing(*open_envs("alfworld", arguments, 1, 1)) as env:
     yield env
 
 
-def listing(data: Path, source: str, size: int) -> list[str]:
+def list_ids(data: Path, source: str, size: int) -> list[str]:
   """Return the ids of a split's first games, without the engine."""
   env = ALFWorld(size, options=Options(str(data), source))
   return [task.id for task in env.tasks("train")]
@@ -83,44 +69,43 @@ def test_the_expert_wins_games_of_every_type(data, env):
   has to name its target, as with a dresser and its drawers.
   """
   source = Path(os.environ.get("ALFWORLD_DATA") or data)
-  ids = listing(
-    source, "train", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}"))))
-  )
+  count = len([*source.glob(f"{GAMES}/train/*/*/{GAME}")])
+  ids = list_ids(source, "train", min(30, count))
   for task_id in ids:
-    game, name = (
-      json.loads((source / GAMES / task_id / GAME).read_text()),
-      task_id.split("/", 1)[1],
-    )
+    text = (source / GAMES / task_id / GAME).read_text()
+    name = task_id.split("/", 1)[1]
+    assert score(env, put(data, f"plain/{name}", text)) == 1.0
+    game = json.loads(text)
     place = re.search(r"receptacleAtLocation \S+ ([^\s)]+)", game["pddl_problem"])[1]
     moved = re.sub(r"(AtLocation \S+ )[^\s)]+", rf"\g<1>{place}", game["pddl_problem"])
-    assert score(env, put(data, f"plain/{name}", json.dumps(game))) == 1.0
     crowded = json.dumps(game | {"pddl_problem": moved})
     assert score(env, put(data, f"crowded/{name}", crowded)) == 1.0
-  assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == set(TASK_TYPES)
+  assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == {*TASK_TYPES}
 
 
 def test_mistakes_are_repeatable_and_the_expert_recovers(env):
-  draw, steps = random.Random(0), 0
+  draw = random.Random(0)
   pairs = [(kind, str(key)) for kind in ("wrong", "lost", "hasty") for key in range(8)]
   for task in env.tasks("test"):
-    observation, done = env.reset(task.id), False
+    observation = env.reset(task.id)
+    done = False
+    steps = 0
     while not done:
       oracle = env.oracle()
-      mistakes, again = ([env.mistake(*pair) for pair in pairs] for _ in range(2))
-      assert mistakes == again and oracle.action not in mistakes
-      routine = oracle.action.split()[0] in ("go", "open", "close", "look", "inventory")
-      assert oracle.critical != routine
-      if oracle.critical:
-        listed = {*observation.split("AVAILABLE ACTIONS: ")[1].split(",")} - {
-          oracle.action
-        }
-        acting = {action for action in listed if action.split()[0] in ACTING}
-        assert not acting or {*mistakes[:8]} <= acting
-      observation, done = env.step(
-        draw.choice(mistakes) if draw.random() < 0.33 else oracle.action
-      )
+      mistakes = [env.mistake(*pair) for pair in pairs]
+      assert mistakes == [env.mistake(*pair) for pair in pairs]
+      assert oracle.action not in mistakes
+      assert oracle.critical == (read_verb(oracle.action) not in ROUTINE_VERBS)
+      commands = {*observation.split("AVAILABLE ACTIONS: ")[1].split(",")}
+      acting = {name for name in commands if read_verb(name) not in ROUTINE_VERBS}
+      acting.discard(oracle.action)
+      if oracle.critical and acting:
+        assert {*mistakes[:8]} <= acting  # the wrong actions
+      is_wrong = draw.random() < 0.33
+      action = draw.choice(mistakes) if is_wrong else oracle.action
+      observation, done = env.step(action)
       steps += 1
-      assert steps < 30 * TEST
+      assert steps < 100
     assert env.score() == 1.0
 
 
@@ -140,14 +125,15 @@ print(json.dumps([[s["feedback"], c, s["won"]] for s, c in zip(states, commands)
 
 
 def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
-  task_id, actions, states, done = listing(data, "train", 2)[1], [], [], False
+  task_id = list_ids(data, "train", 2)[1]
+  actions = []
+  states = []
   env.reset(task_id)
-  while not done:
-    lost = len(actions) % 3 == 2
-    actions.append(
-      env.mistake("lost", str(len(actions))) if lost else env.oracle().action
-    )
-    observation, done = env.step(actions[-1])
+  while not env.score():
+    is_lost = len(actions) % 3 == 2
+    action = env.mistake("lost", str(len(actions))) if is_lost else env.oracle().action
+    observation, done = env.step(action)
+    actions.append(action)
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])
   arguments = [STOCK, str(data / GAMES / task_id / GAME), json.dumps(actions)]
   printed = engines.output_of("stock", [str(ENGINE.python), "-Ic", *arguments])
@@ -155,68 +141,61 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
 
 
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
-  ids, read = listing(data, "train", TRAIN), Path.read_text
-  put(tmp_path, ids[0], "kept")
+  first, *others, kept = list_ids(data, "train", TRAIN)
+  put(tmp_path, kept, "kept")
   make_tasks(ENGINE, tmp_path, (TRAIN + 1, 0, 0))
-  assert len(list(tmp_path.rglob(GAME))) == TRAIN + 1
-  games, again = (
-    [read(place / GAMES / i / GAME) for i in ids] for place in (data, tmp_path)
-  )
-  assert again == ["kept", *games[1:]]
-  digests = [hashlib.sha256(game.encode()).hexdigest()[:16] for game in games]
-  assert "b1ba9f4ab4b1f7f0" in digests
+  assert len([*tmp_path.rglob(GAME)]) == TRAIN + 1
+  assert (tmp_path / GAMES / kept / GAME).read_text() == "kept"
+  for task_id in (first, *others):
+    game = (data / GAMES / task_id / GAME).read_bytes()
+    assert (tmp_path / GAMES / task_id / GAME).read_bytes() == game
+  game = (data / GAMES / first / GAME).read_bytes()
+  assert hashlib.sha256(game).hexdigest().startswith("b1ba9f4ab4b1f7f0")
+
+
+MUG = "train/pick_and_place_simple-Mug-None-Desk-1/trial_A"
 
 
 @pytest.mark.parametrize(
-  "name, content, message",
+  "game",
   [
-    ("nowhere", b"", "nowhere in .* 0 tasks.*lower --config.env.train_tasks"),
-    (GAME, b"[" * 100_000, "is missing, damaged or older"),
-    (
-      GAME,
-      b'{"solvable": true, "grammar": "put {o} in/on {r}"}',
-      "is missing, damaged or older",
-    ),
-    (GAME, None, "is missing, damaged or older"),  # a pipe, which would never end
+    "[" * 100_000,
+    '{"solvable": true, "grammar": "put {o} in/on {r}"}',
+    None,  # a pipe, which would never end
   ],
 )
-def test_unreadable_data_end_in_a_message_of_one_line(tmp_path, name, content, message):
-  place = (
-    tmp_path / GAMES / "train" / "pick_and_place_simple-Mug-None-Desk-1" / "trial_A"
-  )
-  place.mkdir(parents=True)
-  if content is None:
-    os.mkfifo(place / GAME)
-  elif content:
-    (place if name == GAME else tmp_path).joinpath(name).write_bytes(content)
-  with pytest.raises(ValueError, match=message) as error:
-    listing(tmp_path, "train" if name == GAME else name, 1)
-  assert "\n" not in str(error.value)
+def test_unreadable_games_are_named(tmp_path, game):
+  put(tmp_path, MUG, game or "")
+  if game is None:
+    path = tmp_path / GAMES / MUG / GAME
+    path.unlink()
+    os.mkfifo(path)
+  with pytest.raises(ValueError, match="trial_A.* is missing, damaged or older"):
+    list_ids(tmp_path, "train", 1)
 
 
-def test_a_hostile_game_runs_no_code_and_ends_no_other_game(data, env, tmp_path):
-  """The engine evaluates texts in braces as Python; only names may be evaluated."""
-  played, pid, trap = (
-    listing(data, "train", 1)[0],
-    env.child.process.pid,
-    tmp_path / "trap",
-  )
-  game = (data / GAMES / played / GAME).read_text()
-  for part, damage, reason in (
-    (
-      "You are in the middle of a room.",
-      f"{{open('{trap}', 'w')}}",
-      "open.* is not a name",
-    ),
+@pytest.mark.parametrize(
+  "part, damage, reason",
+  [
+    ("You are in the middle of a room.", "{open('TRAP', 'w')}", "open.* is not a name"),
     ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),
     ("(:init", "(:init (", "."),
-  ):
-    assert part in game
-    hostile = put(data, played.replace("train", "hostile"), game.replace(part, damage))
-    with pytest.raises(
-      EnvDied, match=f"the game .* cannot be loaded .*{reason}"
-    ) as error:
-      env.reset(hostile)
-    assert "\n" not in str(error.value) and not trap.exists()
-    assert score(env, played) == 1.0
-  assert env.child.process.pid == pid  # The process, which may have other games, lives.
+  ],
+)
+def test_a_hostile_game_runs_no_code_and_ends_no_other_game(
+  data, env, tmp_path, part, damage, reason
+):
+  """The engine evaluates texts in braces as Python; only names may be evaluated."""
+  task_id = list_ids(data, "train", 1)[0]
+  env.reset(task_id)
+  process = env.child.process
+  game = (data / GAMES / task_id / GAME).read_text()
+  assert part in game
+  trap = tmp_path / "trap"
+  game = game.replace(part, damage.replace("TRAP", str(trap)))
+  hostile = put(data, task_id.replace("train", "hostile"), game)
+  with pytest.raises(EnvDied, match=f"the game .* cannot be loaded .*{reason}"):
+    env.reset(hostile)
+  assert not trap.exists()
+  assert score(env, task_id) == 1.0
+  assert env.child.process is process  # It may have other games, so it lives.

@@ -11,8 +11,9 @@ import pytest
 from tiny import follow
 
 from baar_jax.envs.appworld import adapter
-from baar_jax.envs.appworld.adapter import AppWorld, Options
+from baar_jax.envs.appworld.adapter import AppWorld
 from baar_jax.envs.base import EnvDied
+from baar_jax.envs.engines import ROOT
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.episode import SPLITS
 from tools.make_tasks import make_tasks
@@ -54,7 +55,7 @@ def trusted(data) -> Iterator[ProcessEnv]:
     yield env
 
 
-def test_only_the_solution_passes_in_every_scenario(env):
+def test_only_the_solution_passes_in_every_scenario(env, trusted):
   tasks = [task for split in SPLITS for task in env.tasks(split)]
   assert len({task.id.split("_")[0] for task in tasks}) == SCENARIOS
   assert {task.id[:3] for task in tasks} == {"d1a", "d2a", "d3a"}
@@ -69,33 +70,20 @@ def test_only_the_solution_passes_in_every_scenario(env):
     assert not any("Execution failed" in observation for _, observation in tape)
     assert 5 <= len(tape) <= 10
     assert env.score() == 1.0
-  assert (env.reset(task.id), follow(env)) == (first, tape)
-
-
-def test_episodes_with_and_without_a_wall_are_equal(env, trusted):
-  tapes = []
-  for world in (env, trusted):
-    observations = [world.reset(SHARES)]
-    for kind in ("lost", "wrong", "hasty"):
-      observations += world.step(world.mistake(kind, "k"))
-    tapes.append([*observations, follow(world), world.score()])
-  assert tapes[0] == tapes[1]
+  for world in (env, trusted):  # with a wall and without
+    assert (world.reset(task.id), follow(world)) == (first, tape)
 
 
 def test_any_code_gets_an_observation(env):
   env.reset(PAY)
   for code, expected in (
-    ("x = (", "Syntax error"),
-    ("print(1/0)", "ZeroDivisionError"),
     ("__import__('signal').alarm(1)\nwhile True: pass", "timed out after 60 seconds"),
     ("raise BaseException('odd')", "odd"),
     ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
-    ("import subprocess", "not allowed"),
     ("-" * 100_000 + "1", "Execution failed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Execution failed"),
-    ("", "No code"),
     ("y = 41", "successful"),
     ("print(y + 1)", "42"),
   ):
@@ -110,9 +98,11 @@ SOCKETS = "s = __import__('socket')\n"
 KERNEL = "kernel = __import__('ctypes').CDLL(None)\n"
 # Each attack fails, or reaches what it looks for. PARENT is a process id.
 ATTACKS = {
+  "variables": "import os\nassert 'PATH' in os.environ",
   "keys": f"assert {READ}('/proc/PARENT/environ').read()",
   "memory": f"{READ}('/proc/PARENT/mem')",
   "a file": f"{READ}('TMP/file').read()",
+  "the project's directory": f"{READ}('ROOT/README.md')",
   "a file to write": f"{READ}('TMP/new', 'w')",
   "data to write": f"{READ}('DATA/new', 'w')",
   "a link": "import os\nos.symlink('TMP/file', 'TMP/new')",
@@ -146,6 +136,7 @@ def test_a_wall_keeps_code_from_the_machine(env, trusted, data, tmp_path, attack
       ("TMP", tmp_path),
       ("DATA", data / "data"),
       ("PORT", port),
+      ("ROOT", ROOT),
     ):
       code = code.replace(name, str(value))
     env.reset(PAY)
@@ -157,13 +148,6 @@ def test_a_wall_keeps_code_from_the_machine(env, trusted, data, tmp_path, attack
       trusted.reset(PAY)
       assert trusted.step(code) == ("reached", False)
     new.unlink(missing_ok=True)
-
-
-def test_code_sees_no_variables_of_the_machine(env):
-  env.reset(PAY)
-  names = ["HOME", "PWD", "LC_CTYPE", "APPWORLD_ROOT", "APPWORLD_CACHE", "IPYTHONDIR"]
-  observation, _ = env.step("import os\nprint(sorted(os.environ))")
-  assert ENGINE.is_confinable <= {*eval(observation)}.issubset(names)
 
 
 def test_code_that_ends_its_process_ends_its_episode_only(env):
@@ -195,13 +179,11 @@ def test_a_wrong_login_can_be_repaired_but_a_wrong_write_not(env):
   assert env.score() == 0.0
 
 
-def test_a_missing_solution_and_too_few_tasks_are_named(data, env):
+def test_models_can_play_a_task_without_a_solution(data, env):
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
   env.reset(PAY)
   hidden.rename(solution)
-  assert env.step("print(7)") == ("7", False)  # Models can still play this task.
-  with pytest.raises(NotImplementedError, match="has no solution.* train and dev"):
+  assert env.step("print(7)") == ("7", False)
+  with pytest.raises(NotImplementedError, match="has no solution"):
     env.oracle()
-  with pytest.raises(ValueError, match="has 5 tasks, but 9 were asked for"):
-    AppWorld(9, 1, 1, options=Options(str(data))).tasks("train")

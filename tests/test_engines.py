@@ -77,19 +77,6 @@ def test_data_come_from_the_option_or_variable_or_tool(commands, tmp_path, monke
   assert ENGINE.explain_missing(option) == ""
 
 
-def test_a_confined_engine_reads_its_python_and_its_data(commands):
-  ENGINE.install()
-  engine = dataclasses.replace(ENGINE, code_reads="games")
-  command = engine.confine("/data", "/scratch")
-  assert command[:2] == ["bwrap", "--unshare-all"]
-  readable = {command[i + 1] for i, word in enumerate(command) if "--ro-bind" in word}
-  opened = {str(engine.directory), "/data/games", "/opt/python/bin", "/opt/python/lib"}
-  assert opened <= readable
-  # Neither the directory of all runs, nor the user's, nor the whole system.
-  assert not {"/", "/data", "/etc", engines.ROOT, str(Path.home())} & readable
-  assert command[-5:] == ["--tmpfs", "/scratch", "--setenv", "HOME", "/scratch"]
-
-
 @pytest.mark.parametrize(
   "result, expected",
   [

@@ -143,33 +143,19 @@ def test_closing_ends_running_and_waiting_calls():
   assert envs[0].child.process is None  # The waiting call has started no new child.
 
 
-TASK = Task("t", "train", "d", 9)
-RIGHT = {
-  "reset": ["a"],
-  "tasks": [[TASK]],
-  "step": [("a", True)],
-  "score": [0, 1.0],
-  "oracle": [Oracle("a", 0, True, False)],
-}
-WRONG = {
-  "reset": [None, b"a", ("a", False)],
-  "tasks": [
-    None,
-    [],
-    ["t"],
-    [Task(b"t", "train", "d", 9)],
-    [Task("t", "train", None, 9)],
+@pytest.mark.parametrize(
+  "name, right, wrong",
+  [
+    ("reset", "a", [None, b"a", ("a", False)]),
+    ("tasks", [Task("t", "train", "d", 9)], [[], ["t"], [Task("t", "train", None, 9)]]),
+    ("step", ("a", True), ["ab", ("a", None), ("a", False, 1)]),
+    ("score", 1, [None, float("nan"), -0.1, 1.5]),
+    ("oracle", Oracle("a", 0, True, False), ["a"]),
   ],
-  "step": [None, "ab", ("a", None), ("a", False, 1)],
-  "score": [None, float("nan"), -0.1, 1.5, "1"],
-  "oracle": ["a", None],
-}
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_result_of_a_wrong_kind_is_noticed(name):
-  assert all(process._is_right(name, result) for result in RIGHT[name])
-  assert not any(process._is_right(name, result) for result in WRONG[name])
+)
+def test_a_result_of_a_wrong_kind_is_noticed(name, right, wrong):
+  assert process._is_right(name, right)
+  assert not any(process._is_right(name, result) for result in wrong)
 
 
 STUCK = """
