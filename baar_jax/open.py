@@ -319,7 +319,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
       check_finite(x, "heads")
     zeros_D = np.zeros(leaves[0].shape[1] - TERMS)
     scale = Scale(zeros_D, zeros_D, *np.zeros(3), fit.QUANTILES)
-    draw = functools.partial(fit.draw_heads, files.config.value, models=models, seed=0)
+    draw = functools.partial(fit.draw_start, files.config.value, models=models, seed=0)
     expected, structure = jax.tree.flatten(jax.eval_shape(draw, scale))
     shapes = [*map(np.shape, expected), (BUCKETS, DIRECTIONS)]
     if [*map(np.shape, (*leaves, directions_HxC))] != shapes:

@@ -1,4 +1,4 @@
-"""Call models at their providers' endpoints, with reservations and retries."""
+"""Send one request to a model, and read its answer whole or as a stream."""
 
 import asyncio
 import codecs

@@ -203,7 +203,7 @@ class SessionScore(StrictRecord):
   """The score and the task's name, which a client sends to end a session.
 
   Attributes:
-    conversation: the number of the conversation; None is the one with the most steps.
+    conversation: the number of the conversation; None is the newest of the main agent.
   """
 
   score: Share

@@ -157,10 +157,10 @@ def prepare(
   states = read_states(vocabulary, tasks, episodes)
   scale = measure_scale(states, episodes, unit_usd)
   data = make_transitions(states, episodes, unit_usd)
-  return Start(draw_heads(config, scale, models, seed), vocabulary, data)
+  return Start(draw_start(config, scale, models, seed), vocabulary, data)
 
 
-def draw_heads(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
+def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
   """Draw the random value heads of a configuration."""
   key = jax.random.key(seed)
   return networks.draw_heads(key, config.heads, config.widths, models, scale)

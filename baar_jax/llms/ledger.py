@@ -98,7 +98,7 @@ class Calls:
 
     Args:
       call: the number of the attempt, as `begin` returned it.
-      kind: the kind of outcome, such as REPLY; see `client.Outcome`.
+      kind: the kind of outcome, such as REPLY; see `provider.Outcome`.
       usd: the cost of the attempt.
       reply: the reply to replay if the same request comes again.
       problem: the reason why there is no usable reply; "" after a success. None if the

@@ -223,10 +223,10 @@ def clip_gain(
       None leaves a side open; both None is ratio * A.
   """
   low, high = clip
+  if clip == (None, None):
+    return ratio * adv
   if low is not None:
     low = 1.0 - low
   if high is not None:
     high = 1.0 + high
-  if low is high:  # Both are None, so nothing is clipped.
-    return ratio * adv
   return jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)

@@ -139,14 +139,14 @@ def measure_robustness(
   """
   rows = []
   base = _label_by_trials(profiles, base_trials)
-  for K in others:
-    labels = _label_by_trials(profiles, K)
+  for trials in others:
+    labels = _label_by_trials(profiles, trials)
     tasks = base.keys() & labels.keys()
     equal = sum(base[id_] == labels[id_] for id_ in tasks)
     base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
     hard = {id_ for id_ in tasks if labels[id_] == "hard"}
     row = {
-      "trials": K,
+      "trials": trials,
       "tasks": len(tasks),
       "agreement": _divide(equal, len(tasks)),
       "hard": len(hard),
@@ -165,6 +165,7 @@ def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, 
   Args:
     trials: the number of trials of each boundary to use.
   """
+  # The seeds of the profile ascend with the number of the trial.
   end = seed_of("profile", trials)
   labels = {}
   for id_, profile in profiles.items():

@@ -56,7 +56,7 @@ class SFTUpdate(NamedTuple):
 def sft(
   trainer: Trainer,
   batcher: Batcher,
-  updates: Iterable[tuple[int, list[Episode]]],
+  batches: Iterable[tuple[int, list[Episode]]],
   dev_batches: Sequence[Batch],
   settings: SFTConfig,
   best: Best,
@@ -69,7 +69,7 @@ def sft(
   Args:
     trainer: the router that learns.
     batcher: cuts episodes into micro-batches, with the labels to learn.
-    updates: the number of each update, from 1, and its episodes.
+    batches: the number of each update, from 1, and its episodes.
     dev_batches: the micro-batches of the loss on dev; may be empty.
     settings: the numbers of updates and of measurements.
     best: the best router so far; it is updated.
@@ -78,7 +78,7 @@ def sft(
     Each update when it has ended.
   """
   patience = PATIENCE * settings.check_every
-  for update, episodes in updates:
+  for update, episodes in batches:
     metrics = trainer.step(batcher.micro_batches(episodes))
     is_last = update == settings.updates
     if is_last or (dev_batches and update % settings.check_every == 0):

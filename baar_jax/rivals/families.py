@@ -51,7 +51,7 @@ OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
 # The privileged rule is evaluated with this value of mu (our choice).
 PRIVILEGED_WEIGHT = 100
 # The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
-PATIENCE = (1, 2, 3, 5, 10)
+STAGE_RULE_PATIENCE = (1, 2, 3, 5, 10)
 
 
 class Points(NamedTuple):
@@ -352,7 +352,7 @@ def stay_warm(advantage_A: np.ndarray, situation: Situation) -> int:
   return best if value_A[best] > value_A[last_model] else last_model
 
 
-BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
+LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
 
 
 def _ablation(name: str, label: str) -> Family:
@@ -362,7 +362,9 @@ def _ablation(name: str, label: str) -> Family:
     name: a key of `config.ABLATIONS`.
     label: the name of the ablation in the report.
   """
-  learns = dataclasses.replace(BOPO, configure=functools.partial(ablate, name=name))
+  learns = dataclasses.replace(
+    LEARNS_BOPO, configure=functools.partial(ablate, name=name)
+  )
   return Family(label, _list_ablation, "router", stage="baselines", learns=learns)
 
 
@@ -413,14 +415,14 @@ FAMILIES = {
   "stage-rule": Family(
     "stage rule",
     lambda config, name: _list_each(
-      PolicySpec(name, patience=patience) for patience in PATIENCE
+      PolicySpec(name, patience=patience) for patience in STAGE_RULE_PATIENCE
     ),
     rule=rules.take_after_trouble,
     is_rival=True,
   ),
   SFT: Family(LABELS[SFT], _list_sft, "router", stage=SFT),
   jobs.BOPO: Family(
-    LABELS[jobs.BOPO], _list_learnt, "router", stage=jobs.BOPO, learns=BOPO
+    LABELS[jobs.BOPO], _list_learnt, "router", stage=jobs.BOPO, learns=LEARNS_BOPO
   ),
   "cascade": Family(
     "cascade",

@@ -1,4 +1,4 @@
-"""Define the records of policies, caps, trials, live episodes and decisions.
+"""Define the records of policies, caps, jobs, live episodes and decisions.
 
 A `PolicySpec` says what decides, a `Job` what is played, a `Cap` what may be spent. A
 `Live` is what a policy sees before a decision, a `Decision` is what it returns.
@@ -190,7 +190,7 @@ class Decision(NamedTuple):
 
   Attributes:
     model: index of the model.
-    logp: log-probability of the choice, in nats; None if it was not sampled.
+    logp: log-probability of the choice, in nats; None if a budget or a rule decided.
     cost_usd: dollars of the router's compute.
     latency_s: seconds that the decision took.
     p_A: the router's probability of each model; empty if it has none.
@@ -261,13 +261,12 @@ class Live:
     job: the trial that is played.
     cap: the limits of the episode.
     models: number of models to choose from.
-    cost_weight: the cost weight that a client has chosen for the episode, among those
-      of the policy; None is the policy's default.
+    cost_weight: a cost weight chosen for this episode; None is the policy's default.
     steps: the steps so far.
     observation: the last observation.
     remaining_caps: the remaining cap before each step and before this decision, if a
-      client has reported these caps. If empty, they are computed from `cap` and
-      `steps`.
+      program outside a run knows them (decide.py). If empty, they are computed from
+      `cap` and `steps`.
     draft: the step that waits for this decision, if more than its observation is known:
       a policy may show its router a proposed action.
     started_s: seconds on a clock when this step began; None if time is simulated.

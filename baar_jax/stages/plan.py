@@ -139,7 +139,7 @@ def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
   if stage == "profile":
     yield from jobs.list_profile(config, learning)
   elif stage == "references":
-    yield from jobs.list_references(config, profile_tasks(config, store, tasks))
+    yield from jobs.list_references(config, split_tasks(config, store, tasks))
   elif stage == "evaluate":
     # Which policies play test is not known before dev is played, so all policies are
     # counted.
@@ -175,7 +175,7 @@ def list_training(
     yield from itertools.islice(updates, learns.batches * config.bopo.updates)
 
 
-def profile_tasks(
+def split_tasks(
   config: Config, store: Store, tasks: dict[str, list[Task]]
 ) -> ProfiledTasks:
   """Divide the training and dev tasks into hard ones and others.
