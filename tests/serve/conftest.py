@@ -1,5 +1,7 @@
 """Serve a stand-in for the models, and an endpoint before it."""
 
+import contextlib
+
 import pytest
 from endpoint import REPLY, Client
 from standin import StandIn
@@ -14,7 +16,13 @@ def upstream(monkeypatch):
 
 
 @pytest.fixture
-def client(tmp_path, upstream):
+def open_client(tmp_path, upstream):
+  """open_client(**settings): a client of an endpoint with these settings."""
+  with contextlib.ExitStack() as stack:
+    yield lambda **settings: stack.enter_context(Client(tmp_path, upstream, **settings))
+
+
+@pytest.fixture
+def client(open_client):
   """Return a client of an endpoint."""
-  with Client(tmp_path, upstream) as client:
-    yield client
+  return open_client()

@@ -1,5 +1,6 @@
 """Drive the endpoint in this process, with a stand-in for the models."""
 
+import hashlib
 import time
 
 from starlette.testclient import TestClient
@@ -20,6 +21,16 @@ REPLY = "Thought: now.\n\nAction: go"
 USD = 1e-6 * (9 * 1 + 10 * 2)
 # The limit of a reply's tokens.
 TOKENS = 200
+
+
+def user(content):
+  """Write a message of the user."""
+  return {"role": "user", "content": content}
+
+
+def assistant(content):
+  """Write a reply of the model."""
+  return {"role": "assistant", "content": content}
 
 
 class Client:
@@ -85,6 +96,21 @@ class Client:
     choices = iter(models)
     policy = self.exchange.deciders["random"].policy
     policy.choose = lambda lives: [Decision(next(choices)) for _ in lives]
+
+
+def write_keys(directory, **settings):
+  """Write a file of clients' keys; return its path. A client's key is its name.
+
+  Args:
+    settings: by the client's name, further lines of its table.
+  """
+  tables = []
+  for name, lines in settings.items():
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    tables.append(f'[{name}]\nsha256 = "{digest}"\n{lines}\n')
+  path = directory / "keys.toml"
+  path.write_text("".join(tables))
+  return str(path)
 
 
 def wait_until(holds):

@@ -11,9 +11,9 @@ from unittest import mock
 
 from absl import flags
 from endpoint import ASK, Client
+from recorded import USAGE, atif, chat, load
 from starlette.requests import Request
 from starlette.testclient import TestClient
-from test_traces import USAGE, atif, chat, load
 
 from baar_jax import Router
 from baar_jax.episode import Step
@@ -23,7 +23,6 @@ from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.run import Run
 from baar_serve import __main__ as serve
 from baar_serve import config as serve_config
 from baar_serve import traces
@@ -60,26 +59,20 @@ def command(tmp: Path, *arguments: str) -> None:
     serve_config.do(serve.serve, serve_config.parse(argv, flags.FlagValues()))
 
 
-def use_run(act: Callable[[Run], object], **settings: object) -> Callable:
-  """Make a case that acts on a recorded run."""
+def use(act: Callable[[Client], object], **settings: object) -> Callable:
+  """Make a case that acts on an endpoint and its run."""
 
   def case(tmp: Path) -> None:
     client = Client(tmp, MODELS, **settings)
-    with contextlib.closing(client.run) as run:
-      act(run)
+    with contextlib.closing(client.run):
+      act(client)
 
   return case
 
 
 def use_app(act: Callable[[App], object], **settings: object) -> Callable:
   """Make a case that acts on an application."""
-
-  def case(tmp: Path) -> None:
-    client = Client(tmp, MODELS, **settings)
-    with contextlib.closing(client.run):
-      act(client.http.app)
-
-  return case
+  return use(lambda client: act(client.http.app), **settings)
 
 
 def make_request(
@@ -223,15 +216,14 @@ def listen_on_a_used_port(tmp: Path) -> None:
 
 
 def serve_a_router_of_three(tmp: Path) -> None:
-  use_run(lambda run: None, name="three", models=ROUTERS)(tmp)
-  use_run(lambda run: None, policy="router", router=str(tmp / "three"))(tmp)
+  use(bool, name="three", models=ROUTERS)(tmp)
+  use(bool, policy="router", router=str(tmp / "three"))(tmp)
 
 
 def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
   """Make the row of a file that cannot be imported."""
-  end = "No session was imported. Correct the file (baar_serve/README.md), and"
-  message = f"TMP/served/traces.jsonl, {problem}. {end} import it again."
-  return message, use_run(lambda run: load(run, records))
+  message = f"TMP/served/traces.jsonl, {problem}. No session was imported. Correct ..."
+  return message, use(lambda client: load(client.run, records))
 
 
 def decide_alone(**arguments: float) -> None:
@@ -266,8 +258,7 @@ CASES = [
     answer(mock.Mock(side_effect=RecursionError)),
   ),
   (
-    "This server refuses speed, which changes the cost of a call. Leave it out, and "
-    "send all messages.",
+    "This server refuses speed, ... Leave it out, and send all messages.",
     lambda tmp: read_history({"speed": "fast"}, FORMS["messages"]),
   ),
   (
@@ -287,13 +278,11 @@ CASES = [
     use_app(close_the_connection),
   ),
   (
-    "The server cannot write its ledger (no such table: x). Free disk space there, and "
-    "send the call again.",
+    "The server cannot write its ledger (no such table: x). Free disk space there...",
     answer(lambda app: app.exchange.sessions.commit(("DELETE FROM x", ()))),
   ),
   (
-    "The usage is impossible: it must have the tokens of the prompt and of the reply. "
-    "Correct the usage.",
+    "The usage is impossible: ... Correct the usage.",
     answer(lambda app: Meter().usage()),
   ),
   (
@@ -305,8 +294,7 @@ CASES = [
     lambda tmp: read("{}", "text/plain"),
   ),
   (
-    "The body exceeds --config.max_body_mb=0.5. Send a smaller body, or raise "
-    "this limit.",
+    "The body exceeds --config.max_body_mb=0.5. Send a smaller body...",
     lambda tmp: read("a" * 2**20),
   ),
   ("The body cannot be read. Send a JSON object.", lambda tmp: read("[]")),
@@ -323,19 +311,15 @@ CASES = [
     use_app(score_while_deciding),
   ),
   (
-    "This session is scored already, has had no call, or has a call in flight. Score "
-    "it once, after the answer to its last call.",
+    "This session is scored already... Score it once, after the answer to its last call.",
     use_app(score_without_a_call),
   ),
   (
-    "Session s has cost $0.000000 of $0; the next call needs $.... The session's cap, "
-    "the key's cap of the day or --config.max_total_usd forbids it. End the task without a "
-    "further call.",
+    "Session s has cost $0.000000 of $0; ...--config.max_total_usd forbids it. End the task...",
     use_app(decide, max_usd=0.0),
   ),
   (
-    "The model small fails. Send the call again. If this error repeats, check "
-    "--config.models of this server.",
+    "The model small fails. Send the call again. ... check --config.models of this server.",
     use_app(spend_all_before_the_retry, max_usd=1.0),
   ),
   ("The body took longer than 0.01 seconds. Send the call again.", read_late),
@@ -348,40 +332,33 @@ CASES = [
     use_app(decide_beside_another_call, max_usd=1.0, models={"timeout_s": 0.01}),
   ),
   (
-    "The calls of other sessions in flight reserve what is left of a cap. Send the "
-    "call again.",
+    "The calls of other sessions in flight reserve... Send the call again.",
     use_app(decide_beside_another_session),
   ),
   (
-    "No model of this server offers chat/completions. Use another form "
-    "(--config.models.forms).",
+    "No model of this server offers chat/completions. ... (--config.models.forms).",
     use_app(decide, models={"forms": ("messages",)}),
   ),
   (
-    "Cannot listen on 127.0.0.1:... (Address already in use...). Set another "
-    "--config.port or --config.host.",
+    "Cannot listen on 127.0.0.1:... Set another --config.port or --config.host.",
     listen_on_a_used_port,
   ),
   (
-    "--config.router=TMP/three routes between 3 models. Set --config.models.names to 3 "
-    "models.",
+    "--config.router=TMP/three ... Set --config.models.names to 3 models.",
     serve_a_router_of_three,
   ),
   (
-    "TMP/endpoint has no trained router. Set --config.router to the directory of a run "
-    "that has one, or set --config.policy=small.",
+    "TMP/endpoint has no trained router. Set --config.router ... --config.policy=small.",
     command,
   ),
   (
-    "Serving at 0.0.0.0 needs a key, which clients must send. Set --config.key_variable "
-    "to the name of a variable that holds the key, or --config.keys to a file of keys.",
+    "Serving at 0.0.0.0 needs a key, ... --config.key_variable ... --config.keys ...",
     command,
     "--config.policy=small",
     "--config.host=0.0.0.0",
   ),
   (
-    "Cannot read the keys in TMP/none: ... Correct --config.keys; baar_serve/README.md "
-    "has its form.",
+    "Cannot read the keys in TMP/none: ... Correct --config.keys; ...",
     lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (
@@ -414,8 +391,7 @@ CASES = [
     "--config.key_variable=NOT_SET_HERE",
   ),
   (
-    "This server does not have the response or item r. Set store: false, and send the "
-    "whole history.",
+    "This server does not have the response or item r. Set store: false, ...",
     lambda tmp: Items().resolve("", {"input": [], "previous_response_id": "r"}),
   ),
   import_lines(
@@ -446,8 +422,7 @@ CASES = [
 ]
 CASES += [
   (
-    "The model small ... Send the call again. If this error repeats, check "
-    "--config.models of this server.",
+    "The model small ... Send the call again. ... check --config.models of this server.",
     case,
   )
   for case in (

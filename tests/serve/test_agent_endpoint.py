@@ -1,17 +1,18 @@
 """Test the endpoint over a socket: OpenAI's client, a browser, the example, kills."""
 
 import contextlib
+import functools
 import socket
 import threading
 from http.server import ThreadingHTTPServer
 
+import httpx2
 import openai
 import pytest
 import uvicorn
 from browser import open_phone
 from endpoint import ASK, REPLY, TOKENS, USD, Client
 from schedules import run_schedules
-from standin import StandIn
 
 from baar_jax.episode import Task
 from baar_serve import __main__ as serve
@@ -35,114 +36,91 @@ def serving(app):
     thread.join()
 
 
-@pytest.fixture(scope="module")
-def upstream():
-  with StandIn(lambda request: REPLY).running() as server:
-    yield server
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory, upstream):
-  """A `Client` whose application listens on a socket, and its URL."""
-  client = Client(tmp_path_factory.mktemp("runs"), upstream, record_text=True)
+@pytest.fixture
+def url(tmp_path, upstream):
+  """Return the URL of an endpoint that listens on a socket."""
+  client = Client(tmp_path, upstream, record_text=True)
   with contextlib.closing(client.run), serving(client.http.app) as url:
-    yield client, url
+    yield url
 
 
 @pytest.fixture
-def ask(endpoint, upstream, request):
-  """ask(**fields): a call by OpenAI's client, in a session named after the test."""
-  upstream.fault, upstream.chunk_s = lambda number, request: None, 0.0
-  upstream._prompts.clear()
-  upstream.latency_s, headers = lambda number: 0.0, {"x-session-id": request.node.name}
-  with openai.OpenAI(
-    base_url=endpoint[1], api_key="-", default_headers=headers
-  ) as client:
-
-    def create(raw=False, **fields):
-      completions = client.chat.completions
-      call = completions.with_raw_response.create if raw else completions.create
-      return call(**{"model": "baar", "messages": ASK} | fields)
-
-    create.session = lambda: client.get(
-      f"/sessions/{request.node.name}", cast_to=object
-    )
-    create.post = client.post
-    yield create
+def ask(url):
+  """ask(**fields): a call by OpenAI's client."""
+  with openai.OpenAI(base_url=url, api_key="-") as client:
+    create = client.chat.completions.with_raw_response.create
+    headers = {"x-session-id": "s"}
+    yield functools.partial(create, model="baar", messages=ASK, extra_headers=headers)
 
 
-def test_a_plain_call_is_answered_with_its_dollars(ask, upstream):
-  reply = ask(raw=True, temperature=0.5, stop=["x"], extra_body={"unheard": "of"})
+def show(url):
+  """Return the session."""
+  return httpx2.get(f"{url}/sessions/s").json()
+
+
+def test_a_plain_call_is_answered_with_its_dollars(ask, url, upstream):
+  reply = ask(temperature=0.5, stop=["x"], extra_body={"unheard": "of"})
   completion = reply.parse()
-  headers = reply.headers
   assert completion.choices[0].message.content == REPLY
-  assert completion.model == headers["x-baar-selected-model"] == "small"
-  assert completion.usage.cost == ask.session()["spent_usd"] == pytest.approx(USD)
-  assert float(headers["x-baar-session-usd"]) == pytest.approx(USD)
-  sent = {"temperature": 0.5, "unheard": "of", "stop": ["x"], "messages": ASK}
-  limited = {"model": "small", "max_completion_tokens": TOKENS}
-  assert upstream.seen[-1] == sent | limited
+  assert completion.model == reply.headers["x-baar-selected-model"] == "small"
+  assert completion.usage.cost == show(url)["spent_usd"] == pytest.approx(USD)
+  assert float(reply.headers["x-baar-session-usd"]) == pytest.approx(USD)
+  sent = dict(temperature=0.5, unheard="of", stop=["x"], messages=ASK)
+  assert upstream.seen == [sent | dict(model="small", max_completion_tokens=TOKENS)]
 
 
-def test_a_stream_passes_on_unchanged(ask, upstream):
+def test_a_stream_passes_on_unchanged(ask, url, upstream):
   """The client sees the provider's usage only if it asks for it."""
-  chunks = list(ask(stream=True))
+  chunks = list(ask(stream=True).parse())
   deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
   assert "".join(filter(None, deltas)) == REPLY
   assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
   options = {"include_usage": True}
   assert upstream.seen[-1]["stream_options"] == options
-  assert ask.session()["spent_usd"] == pytest.approx(USD)
-  (*_, last) = ask(stream=True, stream_options=options)
+  assert show(url)["spent_usd"] == pytest.approx(USD)
+  (*_, last) = ask(stream=True, stream_options=options).parse()
   assert last.usage.prompt_tokens == 9 and not hasattr(last.usage, "cost")
 
 
-def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
-  upstream.fault = lambda number, request: (
-    None if request["messages"][2:] else "tool_calls"
-  )
-  message = ask(tools=TOOLS, extra_headers={"x-baar-task": "tools"}).choices[0].message
-  (call,) = message.tool_calls
-  result = {"role": "tool", "tool_call_id": call.id, "content": "Outside."}
-  messages = [*ASK, message.model_dump(exclude_none=True), result]
-  upstream.fault = lambda number, request: None
-  reply = ask(messages=messages, tools=TOOLS, extra_headers={"x-baar-score": "0.2"})
-  assert reply.choices[0].message.tool_calls is None
-  path, store = f"/sessions/{ask.session()['id']}/score", endpoint[0].run.store
-  ask.post(path, body={"score": 0.5}, cast_to=object)
-  (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
-  steps = [(step.observation, step.action) for step in episode.steps]
-  assert steps == [
-    ("A door.", "go {}"),
-    ("Outside.", ""),
-  ]  # No later call tells the last action.
-  assert [step.score for step in episode.steps] == [0.2, None]
-  assert episode.score == 0.5 and episode.spent_usd == pytest.approx(
-    ask.session()["spent_usd"]
-  )
-  assert store.tasks("train")[0].description == "go out"
+def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
+  """No later call tells the last action."""
+  client = open_client(record_text=True)
+  upstream.fault = lambda number, request: None if number else "tool_calls"
+  headers = {"x-baar-task": "tools"}
+  answer = client.chat(headers=headers, tools=TOOLS).json()
+  message = answer["choices"][0]["message"]
+  (call,) = message["tool_calls"]
+  result = dict(role="tool", tool_call_id=call["id"], content="Outside.")
+  client.chat(headers={"x-baar-score": "0.2"}, messages=[*ASK, message, result])
+  client.post("/v1/sessions/s/score", {"score": 0.5})
+  (episode,) = client.run.store.episodes("always-small")
+  steps = [(step.observation, step.action, step.score) for step in episode.steps]
+  assert steps == [("A door.", "go {}", 0.2), ("Outside.", "", None)]
+  assert (episode.task_id, episode.score) == ("tools", 0.5)
+  assert episode.spent_usd == pytest.approx(client.session()["spent_usd"])
+  assert client.run.store.tasks("train")[0].description == "go out"
 
 
-def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
+def test_a_browser_sees_sessions_while_they_run(ask, url, upstream):
   ask()
   upstream.latency_s = lambda number: 0.2
-  home, done = endpoint[1].removesuffix("v1"), threading.Event()
+  home = url.removesuffix("v1")
+  done = threading.Event()
   calling = threading.Thread(target=lambda: [ask() for _ in iter(done.is_set, True)])
   with open_phone() as (page, errors, requests):
     page.goto(home)
     # The page keeps open what is opened here.
     opens = "document.querySelectorAll('details').forEach(part => part.open = true)"
     page.evaluate(opens)
-    rows = page.locator(f"[id='/{ask.session()['id']}'] tr")
+    rows = page.locator("[id='/s'] tr")
     assert rows.nth(1).inner_text().split()[:3] == ["1", "small", f"${USD:.6f}"]
     calling.start()
     rows.nth(4).wait_for(state="attached", timeout=60_000)  # The page reloads itself.
     assert [row.is_visible() for row in rows.all()].count(True) >= 2
     done.set()
     calling.join()
-  assert errors == [] and {url for url in requests if not url.startswith("data:")} == {
-    home
-  }
+  assert errors == []
+  assert {url for url in requests if not url.startswith("data:")} == {home}
 
 
 def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
@@ -198,26 +176,26 @@ def send(connection, text):
   ],
   ids=["two lengths", "two content-lengths", "two hosts", "no host"],
 )
-def test_two_lengths_or_hosts_are_refused(endpoint, headers):
-  with connect(endpoint[1]) as connection:
+def test_two_lengths_or_hosts_are_refused(url, headers):
+  with connect(url) as connection:
     answer = send(connection, f"{LINES}{headers}\r\n{SMUGGLED}")
   assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
 
 
-def test_long_headers_end_their_connection(endpoint, monkeypatch):
+def test_long_headers_end_their_connection(url, monkeypatch):
   monkeypatch.setattr(serve, "HEADERS_S", 60)
-  with connect(endpoint[1]) as connection:
+  with connect(url) as connection:
     answer = send(connection, LINES + LOCAL + "x: " + "a" * 2**21)
   assert not answer or answer.startswith(b"HTTP/1.1 400")
 
 
-def test_late_headers_end_their_connection(endpoint, monkeypatch):
+def test_late_headers_end_their_connection(url, monkeypatch):
   """The first request of a connection has as much time as the next one."""
   monkeypatch.setattr(serve, "HEADERS_S", 0.05)
   for text in ("", LINES + LOCAL):
-    with connect(endpoint[1]) as connection:
+    with connect(url) as connection:
       assert send(connection, text) == b""
-  with connect(endpoint[1]) as connection:
+  with connect(url) as connection:
     connection.sendall(f"GET /health HTTP/1.1\r\n{LOCAL}\r\n".encode())
     assert connection.recv(9000).endswith(b'{"status":"ok"}')
     assert send(connection, LINES + LOCAL) == b""

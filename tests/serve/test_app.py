@@ -1,11 +1,10 @@
 """Test the routes: wrong requests, keys, the page and the metrics."""
 
 import functools
-import hashlib
 import json
 
 import pytest
-from endpoint import ASK, USD, Client
+from endpoint import ASK, USD, Client, write_keys
 
 HOSTS = ("evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1, evil", "", "127.0.0.1:")
 
@@ -24,18 +23,18 @@ BAD = [
 ]
 
 
-def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_body_mb=0.5) as client:
-    client.chat()
-    for fields, headers, status, word in BAD:
-      body = {"model": "baar", "messages": ASK}
-      text = fields if isinstance(fields, str) else json.dumps(body | fields)
-      headers = {"content-type": "application/json", "x-session-id": "s"} | headers
-      reply = client.http.post("/v1/chat/completions", content=text, headers=headers)
-      error = reply.json()["error"]
-      assert reply.status_code == status and word in error["message"], error
-      assert "\n" not in error["message"]
-    assert len(client.session()["steps"]) == len(upstream.seen) == 1
+def test_bad_input_is_refused_in_one_line(open_client, upstream):
+  client = open_client(max_body_mb=0.5)
+  client.chat()
+  for fields, headers, status, word in BAD:
+    body = {"model": "baar", "messages": ASK}
+    text = fields if isinstance(fields, str) else json.dumps(body | fields)
+    headers = {"content-type": "application/json", "x-session-id": "s"} | headers
+    reply = client.http.post("/v1/chat/completions", content=text, headers=headers)
+    error = reply.json()["error"]
+    assert reply.status_code == status and word in error["message"], error
+    assert "\n" not in error["message"]
+  assert len(client.session()["steps"]) == len(upstream.seen) == 1
 
 
 def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):
@@ -73,61 +72,46 @@ def test_metrics_count_calls_dollars_and_refusals(client):
   assert "baar_added_seconds_count 1.0" in metrics
 
 
-KEYS = """
-[ann]
-sha256 = "{}"
-usd_per_day = 0.00065
-[bob]
-sha256 = "{}"
-max_large_calls = 0
-[root]
-sha256 = "{}"
-operator = true
-"""
+def test_keys_part_the_clients(open_client, tmp_path):
+  """Bob's sessions have a cap. The operator sees all, and may change caps."""
+  tables = dict(ann="", bob="max_large_calls = 0", root="operator = true")
+  client = open_client(keys=write_keys(tmp_path, **tables))
+  keys = {name: {"x-api-key": name} for name in tables}
+  for name in ("a", "b"):
+    assert client.chat(name, keys["ann"]).status_code == 200
+  reply = client.chat("a", keys["bob"], model="baar:large")
+  assert reply.json()["model"] == "small"
+  get = functools.partial(client.http.get, "/v1/sessions")
+  counts = {}
+  for name, key in keys.items():
+    counts[name] = len(get(headers=key).json()["data"])
+  assert counts == {"ann": 2, "bob": 1, "root": 3}
+  patch = functools.partial(client.http.patch, "/v1/sessions/a", json={"max_usd": 1})
+  statuses = [patch(headers=key).status_code for key in keys.values()]
+  assert statuses == [403, 403, 200]
+  bearer = {"authorization": "bearer bob"}
+  assert client.http.get("/v1/sessions/b", headers=bearer).status_code == 404
+  path = "/v1/sessions/a?client=bob"
+  assert client.http.get(path, headers=keys["root"]).json()["call_limit"] == 0
+  assert get().status_code == 401
 
 
-def test_keys_part_the_clients(tmp_path, upstream):
-  """Ann has a cap per day, and Bob one per session. The operator sees both."""
-  digests = [hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b", "r")]
-  (tmp_path / "keys.toml").write_text(KEYS.format(*digests))
-  with Client(tmp_path, upstream, keys=str(tmp_path / "keys.toml")) as client:
-    ann, bob, root = [{"x-api-key": name} for name in ("a", "b", "r")]
-    replies = [client.chat(f"s{n}", ann) for n in range(10)]
-    statuses = [reply.status_code for reply in replies]
-    assert statuses == sorted(statuses) and {*statuses} == {200, 402}
-    assert client.chat("s0", bob, model="baar:large").json()["model"] == "small"
-    get = functools.partial(client.http.get, "/v1/sessions")
-    names = []
-    for key in (ann, bob, root):
-      names.append([session["id"] for session in get(headers=key).json()["data"]])
-    assert {*names[0]} == {f"s{n}" for n in range(10)} and names[1] == ["s0"]
-    assert len(names[2]) == 11
-    path = "/v1/sessions/s0"
-    patch = functools.partial(client.http.patch, path, json={"max_large_calls": 1})
-    assert [patch(headers=key).status_code for key in (bob, root)] == [403, 200]
-    bearer = {"authorization": "bearer b"}
-    assert client.http.get("/v1/sessions/s1", headers=bearer).status_code == 404
-    ann_s = client.http.get(f"{path}?client=ann", headers=root).json()
-    assert (ann_s["client"], ann_s["call_limit"]) == ("ann", None)
-    assert get().status_code == 401
-
-
-def test_other_routes_of_the_forms(tmp_path, upstream):
+def test_other_routes_of_the_forms(open_client, upstream):
   models = {"forms": ("chat/completions", "messages")}
-  with Client(tmp_path, upstream, models=models) as client:
-    body = {"model": "claude-x", "messages": ASK, "max_tokens": 9}
-    version = {"anthropic-version": "2026-10-21", "anthropic-beta": "b"}
-    count = client.post("/v1/messages/count_tokens?beta=true", body, version)
-    assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]
-    assert upstream.seen[-1]["model"] == "large"
-    assert client.post("/v1/messages?beta=true", body, version).status_code == 200
-    assert upstream.headers[-1].items() >= version.items()
-    assert upstream.paths[-1] == "/v1/messages?beta=true"
-    refused = client.post("/v1/responses", {"model": "baar", "input": "a"})
-    assert refused.status_code == 404 and "forms" in refused.text
-    listed = client.http.get("/v1/models", headers=version).json()
-    assert listed["data"][0]["id"] == listed["first_id"] == "claude-baar"
-    assert client.http.head("/").status_code == 200
-    upstream.fault = lambda number, request: "429"
-    error = client.post("/v1/messages", body).json()
-    assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"
+  client = open_client(models=models)
+  body = {"model": "claude-x", "messages": ASK, "max_tokens": 9}
+  version = {"anthropic-version": "2026-10-21", "anthropic-beta": "b"}
+  count = client.post("/v1/messages/count_tokens?beta=true", body, version)
+  assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]
+  assert upstream.seen[-1]["model"] == "large"
+  assert client.post("/v1/messages?beta=true", body, version).status_code == 200
+  assert upstream.headers[-1].items() >= version.items()
+  assert upstream.paths[-1] == "/v1/messages?beta=true"
+  refused = client.post("/v1/responses", {"model": "baar", "input": "a"})
+  assert refused.status_code == 404 and "forms" in refused.text
+  listed = client.http.get("/v1/models", headers=version).json()
+  assert listed["data"][0]["id"] == listed["first_id"] == "claude-baar"
+  assert client.http.head("/").status_code == 200
+  upstream.fault = lambda number, request: "429"
+  error = client.post("/v1/messages", body).json()
+  assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"

@@ -1,11 +1,10 @@
 """Test which purse and which conversation a client's call belongs to."""
 
 import contextlib
-import hashlib
 import itertools
 
 import pytest
-from endpoint import ASK, REPLY, USD, Client
+from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
 
 from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
@@ -21,7 +20,7 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   upstream.answer = lambda request: (
     REPLY if len(request["messages"]) == 2 else f"Action: go {next(reply)}"
   )
-  examples = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+  examples = [user("hi"), assistant("ho")]
   histories = [[*examples, *ASK] for _ in range(3)]
   ids = [[], [], []]
   for place in range(3):
@@ -32,17 +31,17 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
       (choice,) = answer.json()["choices"]
       text = choice["message"]["content"]
       # The client strips its history, and changes a text before it.
-      messages[0] = {"role": "user", "content": f"file {place}"}
-      messages += [{"role": "assistant", "content": f" {text}\n"}, *ASK]
+      messages[0] = user(f"file {place}")
+      messages += [assistant(f" {text}\n"), *ASK]
   assert [len({*names}) for names in ids] == [1, 1, 1]
   assert len({names[0] for names in ids}) == 3
   # Two tasks begin with an example that is equal to their first reply.
-  example = [*examples, {"role": "user", "content": "hi"}]
-  example[1] = {"role": "assistant", "content": REPLY}
+  example = [*examples, user("hi")]
+  example[1] = assistant(REPLY)
   names = []
   upstream.answer = lambda request: REPLY
   for task in ("a", "b"):
-    messages = [*examples, *example, {"role": "user", "content": task}]
+    messages = [*examples, *example, user(task)]
     answer = client.post(
       "/v1/chat/completions", {"model": "baar", "messages": messages}
     )
@@ -52,7 +51,7 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   upstream.answer = lambda request: REPLY
   for _ in range(2):
     client.post("/v1/chat/completions", {"model": "baar", "messages": ASK})
-  messages = [*ASK, {"role": "assistant", "content": REPLY}]
+  messages = [*ASK, assistant(REPLY)]
   request = ClientRequest(
     ClientKey(), FORM, {}, {"model": "baar", "messages": messages}
   )
@@ -60,36 +59,29 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   assert len({call.conversation.id for call in twins}) == 2
 
 
-KEYS = """
-[ann]
-sha256 = "{}"
-[bob]
-sha256 = "{}"
-"""
-
-
-def test_equal_replies_of_another_client_are_not_continued(tmp_path, upstream):
+def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path):
   """Ann and Bob play the same task, without names. Bob sends Ann's reply back."""
-  digests = [hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")]
-  (tmp_path / "keys.toml").write_text(KEYS.format(*digests))
-  messages = [*ASK, {"role": "assistant", "content": REPLY}, *ASK]
-  path = "/v1/chat/completions"
-  with Client(tmp_path, upstream, keys=str(tmp_path / "keys.toml")) as client:
-    names = []
-    for key, history in (("a", ASK), ("b", messages), ("a", messages)):
-      body = {"model": "baar", "messages": history}
-      names.append(client.post(path, body, {"x-api-key": key}).headers)
-    ann, bob, continued = (found["x-baar-conversation"] for found in names)
-    assert continued == ann != bob
-    assert names[0]["x-baar-session-id"] != names[1]["x-baar-session-id"]
+  messages = [*ASK, assistant(REPLY), *ASK]
+  client = open_client(keys=write_keys(tmp_path, ann="", bob=""))
+  names = []
+  for key, history in (("ann", ASK), ("bob", messages), ("ann", messages)):
+    body = {"model": "baar", "messages": history}
+    reply = client.post("/v1/chat/completions", body, {"x-api-key": key})
+    names.append(reply.headers["x-baar-conversation"])
+  ann, bob, continued = names
+  assert continued == ann != bob
+  (session,) = client.http.get("/v1/sessions", headers={"x-api-key": "bob"}).json()[
+    "data"
+  ]
+  assert [len(found["steps"]) for found in session["conversations"]] == [1]
 
 
 def test_agents_of_one_session_draw_on_one_purse(client):
   """A title is no step. A subagent, another policy and the next task are conversations."""
   tools = [{"type": "function", "function": {"name": "go"}}]
-  long = [{"role": "user", "content": "x" * 400}]
+  long = [user("x" * 400)]
   client.chat(messages=long, tools=tools)
-  title = client.chat(messages=[{"role": "user", "content": "Write a title."}])
+  title = client.chat(messages=[user("Write a title.")])
   assert "x-baar-conversation" not in title.headers
   sub = {"x-claude-code-agent-id": "sub"}
   replies = [client.chat(headers=sub, tools=tools) for _ in range(2)]
@@ -125,7 +117,7 @@ def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):
     assert client.http.patch(path, json=wrong).status_code == 400
   client.chat("new")
   client.http.patch("/v1/sessions/new", json={"max_usd": 1})
-  turn = [{"role": "assistant", "content": REPLY}, *ASK]
+  turn = [assistant(REPLY), *ASK]
   later = [client.chat("new", messages=[*ASK, *turn * n]) for n in (1, 2)]
   # The changed cap begins one conversation.
   assert len({reply.headers["x-baar-conversation"] for reply in later}) == 1
@@ -187,5 +179,5 @@ def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
     headers = {} if score is None else {"x-baar-score": f"{score}"}
     assert client.chat(headers=headers, messages=messages).status_code == 200
     router.decide(messages, score=score)
-    messages += [{"role": "assistant", "content": "go"}, *ASK]
+    messages += [assistant("go"), *ASK]
   assert scores == [[], [], [0.25], [0.25], [0.25, 0.5], [0.25, 0.5]]

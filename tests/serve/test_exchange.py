@@ -5,7 +5,7 @@ import concurrent.futures
 import functools
 
 import pytest
-from endpoint import ASK, Client, wait_until
+from endpoint import ASK, user, wait_until
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
@@ -79,7 +79,7 @@ def test_a_failed_batch_ends_only_the_call_that_ran_it():
 
 @pytest.mark.parametrize("command, score", [("echo 0.5", 0.5), ("false", None)])
 def test_a_command_scores_a_task_at_its_end(
-  tmp_path, upstream, monkeypatch, command, score
+  open_client, tmp_path, monkeypatch, command, score
 ):
   """The first task ends by a header, and the second one after some time."""
   monkeypatch.setattr("baar_serve.exchange.WATCH_S", 0.05)
@@ -87,22 +87,22 @@ def test_a_command_scores_a_task_at_its_end(
   script.write_text(f"{command}\n")
   command = f"sh {script}"
   over = "SELECT count(*) FROM conversations WHERE id = ? AND changed_s <= 0"
-  with Client(tmp_path, upstream, outcome=command, idle_s=1.0) as client:
-    for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
-      client.chat(name, headers)
-      ((number, _),) = client.conversations(name)
-      read = client.http.app.exchange.sessions.read
-      wait_until(lambda number=number, read=read: read(over, number) == [(1,)])
-      wait_until(lambda name=name: client.session(name)["score"] == score)
-      client.chat(name)
-      assert [steps for _, steps in client.conversations(name)] == [1, 1]
+  client = open_client(outcome=command, idle_s=1.0)
+  for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
+    client.chat(name, headers)
+    ((number, _),) = client.conversations(name)
+    read = client.http.app.exchange.sessions.read
+    wait_until(lambda number=number, read=read: read(over, number) == [(1,)])
+    wait_until(lambda name=name: client.session(name)["score"] == score)
+    client.chat(name)
+    assert [steps for _, steps in client.conversations(name)] == [1, 1]
 
 
 def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
   body = {"model": "gpt-9", "input": "Go out."}
   first = client.post("/v1/responses", body).json()
   (item,) = first["output"]
-  more = {"role": "user", "content": "On."}
+  more = user("On.")
   bodies = [
     body | {"previous_response_id": first["id"], "input": [more]},
     body | {"input": [{"type": "item_reference", "id": item["id"]}, more]},
@@ -110,7 +110,7 @@ def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
   for number, body in enumerate(bodies):
     assert client.post("/v1/responses", body).status_code == 200
     sent = upstream.seen[-1]["input"]
-    assert sent == [{"role": "user", "content": "Go out."}, item, more][number:]
+    assert sent == [user("Go out."), item, more][number:]
   monkeypatch.setattr("baar_serve.forms.responses.MOST_CHARS", 400)
   client.post("/v1/responses", body | {"input": "Go in."})
   body["input"] = [{"type": "item_reference", "id": item["id"]}]
@@ -118,19 +118,19 @@ def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
   assert "Set store: false" in error
 
 
-def test_a_hang_is_reported_as_a_hang(tmp_path, upstream):
+def test_a_hang_is_reported_as_a_hang(open_client, upstream):
   upstream.latency_s = lambda number: 0.5
-  with Client(tmp_path, upstream, call_timeout_s=0.2, max_usd=0.1) as client:
-    reply = client.chat()
-    assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
-    session = client.session()
-    assert session["in_flight"] == 0 and session["spent_usd"] > 0
+  client = open_client(call_timeout_s=0.2, max_usd=0.1)
+  reply = client.chat()
+  assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
+  session = client.session()
+  assert session["in_flight"] == 0 and session["spent_usd"] > 0
 
 
-def test_a_call_repeated_after_an_error_stays_in_its_session(tmp_path, upstream):
-  asked = {"model": "baar", "messages": [{"role": "user", "content": "Go."}]}
-  with Client(tmp_path, upstream, max_usd=1e-6) as client:
-    replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
-    sessions = client.http.get("/v1/sessions").json()["data"]
+def test_a_call_repeated_after_an_error_stays_in_its_session(open_client):
+  asked = {"model": "baar", "messages": [user("Go.")]}
+  client = open_client(max_usd=1e-6)
+  replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
+  sessions = client.http.get("/v1/sessions").json()["data"]
   assert [reply.status_code for reply in replies] == [402, 404, 404]
   assert len(sessions) == 1

@@ -96,6 +96,11 @@ def test_answers_and_streams_say_the_same(path):
   assert hash_turn(replies[0]) == hash_turn(replies[1])
 
 
+def test_only_line_feeds_end_the_lines_of_a_stream():
+  block = "data: a\u2028b\x0cc\n\n".encode()
+  assert list_events(block.decode()) == [(block, block[6:-2])]
+
+
 @pytest.mark.parametrize("path", FORMS)
 def test_errors_are_read_and_written_in_the_form(path):
   expected = load(path, "expected.json")["error"]

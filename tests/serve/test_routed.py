@@ -5,7 +5,7 @@ import time
 
 import pytest
 import standin
-from endpoint import ASK, REPLY, Client
+from endpoint import ASK, REPLY, assistant, user
 from standin_forms import Reply
 
 WORDS = "I look around and go on, as before. " * 12
@@ -30,24 +30,24 @@ def call(client, path, history, **fields):
 
 
 @pytest.mark.parametrize("path", FORMS)
-def test_a_cap_is_used_to_nine_tenths_and_never_passed(tmp_path, upstream, path):
+def test_a_cap_is_used_to_nine_tenths_and_never_passed(open_client, upstream, path):
   """The models' caches give no discount, so no call costs less than its worst case."""
   upstream.answer = lambda request: WORDS
   history = []
   limits = []
   models = {"prices": ((1.0, 1.0, 2.0), (5.0, 5.0, 10.0))}
-  with Client(tmp_path, upstream, models=models, max_usd=CAP_USD) as client:
-    for number in range(40):
-      history.append(
-        {"role": "user", "content": "Task: go. " * (2000 if not number else 10)}
-      )
-      reply = call(client, path, history)
-      if reply.status_code != 200:
-        break
-      limits.append(upstream.seen[-1][FORMS[path][1]])
-      history.append({"role": "assistant", "content": WORDS})
-    spent_usd = client.session()["spent_usd"]
-    repeated = call(client, path, history)
+  client = open_client(models=models, max_usd=CAP_USD)
+  for number in range(40):
+    history.append(
+      {"role": "user", "content": "Task: go. " * (2000 if not number else 10)}
+    )
+    reply = call(client, path, history)
+    if reply.status_code != 200:
+      break
+    limits.append(upstream.seen[-1][FORMS[path][1]])
+    history.append(assistant(WORDS))
+  spent_usd = client.session()["spent_usd"]
+  repeated = call(client, path, history)
   billed_usd = float(upstream.usd({"small": models["prices"][0]}))
   assert number >= 20 and 0.9 * CAP_USD < spent_usd <= CAP_USD
   assert spent_usd == pytest.approx(billed_usd)
@@ -62,48 +62,31 @@ def test_a_cap_is_used_to_nine_tenths_and_never_passed(tmp_path, upstream, path)
   assert (reply.status_code, repeated.status_code) == (402, last)
 
 
-def test_a_client_cannot_raise_its_cap(tmp_path, upstream):
+def test_a_client_cannot_raise_its_cap(open_client, upstream):
   """A retry must fit the cap, too. OpenAI's client must not repeat a refused call."""
-  with Client(tmp_path, upstream, max_usd=0.0006) as client:
-    replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
-    statuses = [reply.status_code for reply in replies]
-    assert statuses == sorted(statuses) and {*statuses} == {200, 402, 404}
-    assert replies[-1].headers["x-should-retry"] == "false"
-    assert client.session()["spent_usd"] <= 0.0006
-    upstream.seen.clear()
-    upstream.fault = lambda number, request: "drop"
-    assert client.chat("other").json()["error"]["code"] == "upstream_error"
-    assert len(upstream.seen) == 1 and client.session("other")["spent_usd"] > 0.0004
+  client = open_client(max_usd=0.0006)
+  replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
+  statuses = [reply.status_code for reply in replies]
+  assert statuses == sorted(statuses) and {*statuses} == {200, 402, 404}
+  assert replies[-1].headers["x-should-retry"] == "false"
+  assert client.session()["spent_usd"] <= 0.0006
+  upstream.seen.clear()
+  upstream.fault = lambda number, request: "drop"
+  assert client.chat("other").json()["error"]["code"] == "upstream_error"
+  assert len(upstream.seen) == 1 and client.session("other")["spent_usd"] > 0.0004
 
 
-def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch):
-  def count_on(handler, request, text):
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
-    for n in (1, 2):
-      usage = {"prompt_tokens": 9, "completion_tokens": n}
-      fields = {
-        "choices": [{"index": 0, "delta": {"content": "x\u2028y"}}],
-        "usage": usage,
-      }
-      line = json.dumps(fields, ensure_ascii=False)  # U+2028 ends no line.
-      handler.wfile.write(f"data: {line}\n\n".encode())
-    handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
-    handler.close_connection = True
-
-  monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
-  upstream.fault = lambda number, request: "count_on"
-  whole, cut = [
-    client.chat(name, stream=True, user=name).text for name in ("whole", "cut")
-  ]
-  assert whole.endswith("data: [DONE]\n\n")
+def test_a_broken_stream_counts_at_its_worst_case(client, upstream):
+  """The worst case: 200 tokens of a reply at $2, and one for each byte of the request."""
+  upstream.fault = lambda number, request: "cut_stream"
+  cut = client.chat(stream=True).text
   assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
-  assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
-  # The worst case: 200 tokens of a reply at $2, and one for each byte of the request.
-  assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
+  spent_usd = client.session()["spent_usd"]
+  assert spent_usd >= 1e-6 * (200 * 2 + 23) and client.session()["in_flight"] == 0
   upstream.fault = lambda number, request: None
-  assert (
-    client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
-  )
+  assert client.chat(stream=True).text.endswith("data: [DONE]\n\n")
+  usd = 1e-6 * (9 * 0.5 + 10 * 2)  # The prompt is cached.
+  assert client.session()["spent_usd"] - spent_usd == pytest.approx(usd)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +103,7 @@ def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch)
 )
 def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, tokens):
   assert client.chat().status_code == 200
-  messages = [*ASK, {"role": "user", "content": content}]
+  messages = [*ASK, user(content)]
   for name in ("s", "new"):
     call = client.receive({"x-session-id": name}, messages=messages, **fields)
     small = client.exchange.upstreams[0].prepare(call, client.config)
@@ -175,65 +158,65 @@ def test_a_session_goes_on_after_a_models_error(
 
 
 def test_a_model_that_fails_all_the_time_is_asked_once_in_a_while(
-  tmp_path, upstream, monkeypatch
+  open_client, upstream, monkeypatch
 ):
   upstream.fault = lambda number, request: "500"
   models = {"max_failures": 3, "retries": 0}
-  with Client(tmp_path, upstream, models=models) as client:
-    statuses = [client.chat(f"s{n}").status_code for n in range(6)]
-    assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
-    clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
-    upstream.fault = lambda number, request: None
-    assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
+  client = open_client(models=models)
+  statuses = [client.chat(f"s{n}").status_code for n in range(6)]
+  assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
+  clock = time.monotonic
+  monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+  upstream.fault = lambda number, request: None
+  assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
 
 
-def test_thinking_tokens_are_kept_beside_the_least_reply(tmp_path, upstream):
+def test_thinking_tokens_are_kept_beside_the_least_reply(open_client, upstream):
   thinking = {"type": "enabled", "budget_tokens": 4000}
-  asked = [{"role": "user", "content": "Go."}]
-  with Client(tmp_path, upstream, max_usd=0.01) as client:
-    assert call(client, "messages", asked, thinking=thinking).status_code == 200
-    # $0.01 has room for about 4,900 tokens, and then for about 4,800.
-    assert 4256 <= upstream.seen[-1]["max_tokens"] < 5000
-    client.post("/v1/sessions/s", {})
-    client.http.patch("/v1/sessions/s", json={"max_usd": 0.0083})
-    assert call(client, "messages", asked, thinking=thinking).status_code == 402
+  asked = [user("Go.")]
+  client = open_client(max_usd=0.01)
+  assert call(client, "messages", asked, thinking=thinking).status_code == 200
+  # $0.01 has room for about 4,900 tokens, and then for about 4,800.
+  assert 4256 <= upstream.seen[-1]["max_tokens"] < 5000
+  client.post("/v1/sessions/s", {})
+  client.http.patch("/v1/sessions/s", json={"max_usd": 0.0083})
+  assert call(client, "messages", asked, thinking=thinking).status_code == 402
 
 
 @pytest.mark.parametrize(
   "families, least, most", [((), 40_000, 42_000), (("one", "one"), 10_003, 11_000)]
 )
 def test_models_of_one_tokenizer_share_counts(
-  tmp_path, upstream, families, least, most
+  open_client, upstream, families, least, most
 ):
   """SMALL has read 40,000 characters as 10,003 tokens. LARGE costs $5 a million."""
-  messages = [{"role": "user", "content": "a" * 40_000}]
-  with Client(tmp_path, upstream, models={"tokenizer_families": families}) as client:
-    client.chat(messages=messages)
-    messages += [{"role": "assistant", "content": REPLY}, *ASK]
-    large = client.exchange.upstreams[1].prepare(
-      client.receive(messages=messages), client.config
-    )
+  messages = [user("a" * 40_000)]
+  client = open_client(models={"tokenizer_families": families})
+  client.chat(messages=messages)
+  messages += [assistant(REPLY), *ASK]
+  large = client.exchange.upstreams[1].prepare(
+    client.receive(messages=messages), client.config
+  )
   assert 5e-6 * least < large.prompt_usd < 5e-6 * most
 
 
-def test_a_models_window_decides_and_overflows_move_on(tmp_path, upstream):
+def test_a_models_window_decides_and_overflows_move_on(open_client, upstream):
   models = {"context_tokens": (1000, 100_000)}
-  with Client(tmp_path, upstream, models=models) as client:
-    long = [{"role": "user", "content": "a" * 8000}]
-    reply = call(client, "chat/completions", long)
-    assert reply.headers["x-baar-selected-model"] == "large"
-    # An overflow that SMALL reports is not billed, and LARGE answers.
-    upstream.fault = lambda number, request: (
-      "400 context_length_exceeded" if request["model"] == "small" else None
-    )
-    reply = call(client, "chat/completions", [{"role": "user", "content": "Go."}])
-    assert reply.headers["x-baar-selected-model"] == "large"
-    assert [request["model"] for request in upstream.seen] == [
-      "large",
-      "small",
-      "large",
-    ]
+  client = open_client(models=models)
+  long = [user("a" * 8000)]
+  reply = call(client, "chat/completions", long)
+  assert reply.headers["x-baar-selected-model"] == "large"
+  # An overflow that SMALL reports is not billed, and LARGE answers.
+  upstream.fault = lambda number, request: (
+    "400 context_length_exceeded" if request["model"] == "small" else None
+  )
+  reply = call(client, "chat/completions", [user("Go.")])
+  assert reply.headers["x-baar-selected-model"] == "large"
+  assert [request["model"] for request in upstream.seen] == [
+    "large",
+    "small",
+    "large",
+  ]
 
 
 SIGNED = {
@@ -244,44 +227,44 @@ SIGNED = {
 
 
 @pytest.mark.parametrize("path", FORMS)
-def test_reasoning_stays_with_the_model_that_wrote_it(tmp_path, upstream, path):
+def test_reasoning_stays_with_the_model_that_wrote_it(open_client, upstream, path):
   """SMALL has written the reply and its reasoning. SMALL gets both, LARGE the reply."""
   upstream.answer = lambda request: Reply("", [("look", {"at": "SECRET input"})])
-  history = [{"role": "user", "content": "Go."}]
-  with Client(tmp_path, upstream, policy="random") as client:
-    client.decide(0, 0, 1)
-    answer = call(client, path, history).json()
-    if path == "chat/completions":
-      turn = [answer["choices"][0]["message"] | SIGNED[path]]
-      result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
-    elif path == "responses":
-      turn = [SIGNED[path], *answer["output"]]
-      result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
-    else:
-      turn = [{"role": "assistant", "content": [SIGNED[path], *answer["content"]]}]
-      result = {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]}
-    history += [*turn, result]
-    for _ in range(2):
-      assert call(client, path, history).status_code == 200
+  history = [user("Go.")]
+  client = open_client(policy="random")
+  client.decide(0, 0, 1)
+  answer = call(client, path, history).json()
+  if path == "chat/completions":
+    turn = [answer["choices"][0]["message"] | SIGNED[path]]
+    result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
+  elif path == "responses":
+    turn = [SIGNED[path], *answer["output"]]
+    result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+  else:
+    turn = [{"role": "assistant", "content": [SIGNED[path], *answer["content"]]}]
+    result = {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]}
+  history += [*turn, result]
+  for _ in range(2):
+    assert call(client, path, history).status_code == 200
   small, large = (json.dumps(request) for request in upstream.seen[1:])
   assert small.count("SECRET") == 2 and large.count("SECRET") == 1
   assert "SECRET input" in large and "fc_" not in large
 
 
-def test_a_refusal_of_reasoning_is_tried_without_it(tmp_path, upstream):
+def test_a_refusal_of_reasoning_is_tried_without_it(open_client, upstream):
   refusals = iter(["400 invalid_signature_in_thinking"])
   upstream.fault = lambda number, request: next(refusals, None)
-  with Client(tmp_path, upstream) as client:
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    asked = [{"role": "user", "content": "Go."}]
-    assert call(client, "messages", asked, thinking=thinking).status_code == 200
+  client = open_client()
+  thinking = {"type": "enabled", "budget_tokens": 1024}
+  asked = [user("Go.")]
+  assert call(client, "messages", asked, thinking=thinking).status_code == 200
   first, second = upstream.seen
   assert "thinking" in first and "thinking" not in second
 
 
-def test_a_providers_words_about_retries_reach_the_client(tmp_path, upstream):
+def test_a_providers_words_about_retries_reach_the_client(open_client, upstream):
   upstream.fault = lambda number, request: "429"
   upstream.retry_after = "7.5"
-  with Client(tmp_path, upstream, models={"retries": 0}) as client:
-    reply = client.chat()
+  client = open_client(models={"retries": 0})
+  reply = client.chat()
   assert (reply.status_code, reply.headers["retry-after"]) == (429, "7.5")

@@ -1,19 +1,15 @@
 """Test that served and imported sessions become tasks and episodes of a run."""
 
-import json
-
 import pytest
 import tiny
+from recorded import atif, chat, load
 
 from baar_jax.config import ModelsConfig
 from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_serve import traces
 from baar_serve.episodes import ScoredSession, add_sessions, name_task
-
-USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 
 
 @pytest.fixture
@@ -82,61 +78,6 @@ def test_the_trials_of_clients_are_collected_in_order(run):
   ]
 
 
-def load(run, records, name="traces.jsonl"):
-  lines = [json.dumps(record, ensure_ascii=False) for record in records]
-  (run.dir / name).write_text("\n".join(lines))
-  traces.store_file(run.dir / name, run)
-
-
-def chat(session="a", models=("small", "large"), **changes):
-  """Yield one line for each call of a session, with `changes` in the first one."""
-  messages, common = (
-    [{"role": "user", "content": "Fix it."}],
-    {"session": session, "task": "fix"},
-  )
-  for number, model in enumerate(models):
-    reply = {"role": "assistant", "content": f"act {number}\u2028"}
-    call = {
-      "model": model,
-      "messages": [*messages, reply],
-      "usage": USAGE,
-      "score": 1.0,
-    }
-    yield common | call | changes
-    messages += [reply, {"role": "user", "content": f"result {number}"}]
-    changes = {}
-
-
-def atif(**changes):
-  call = {"tool_call_id": "1", "function_name": "look", "arguments": {"at": "door"}}
-  metrics = USAGE | {"cost_usd": 0.001}
-  act = {"source": "agent", "message": "", "tool_calls": [call], "metrics": metrics}
-  act["observation"] = {"results": [{"source_call_id": "1", "content": "It is open."}]}
-  done = {
-    "source": "agent",
-    "model_name": "large",
-    "message": "done",
-    "metrics": metrics,
-  }
-  steps = [
-    {"source": "system", "message": "Act."},
-    {"source": "user", "message": "Fix it."},
-  ]
-  totals = {
-    "total_prompt_tokens": 200,
-    "total_cached_tokens": 80,
-    "total_cost_usd": 0.002,
-  }
-  record = {
-    "schema_version": "ATIF-v1.4",
-    "session_id": "b",
-    "agent": {"model_name": "large"},
-    "steps": [*steps, act, done],
-    "final_metrics": totals,
-  }
-  return record | {"extra": {"score": 0.5, "task": "door"}} | changes
-
-
 def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   for _ in range(2):
     load(run, chat())
@@ -162,5 +103,5 @@ def test_an_atif_trajectory_is_an_episode(run):
 
 def test_a_file_with_one_error_is_refused_as_a_whole(run):
   with pytest.raises(ValueError, match="line 3: the record lacks a field"):
-    load(run, [*chat("good"), "text"])
+    load(run, [*chat(), "text"])
   assert not len(run.store.table())
