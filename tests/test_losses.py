@@ -82,6 +82,17 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   np.testing.assert_allclose(gradient[:, :, 0], gains * -0.5 / 5, rtol=1e-4)
 
 
+def test_bopo_clips_the_ratios_as_configured():
+  """Decisions have probability .5; when they were sampled, it was .25 and .8."""
+  logits = jnp.zeros((1, 2, 2))
+  logp_BxS = np.log(f32([[0.25, 0.8]]))
+  batch = batch_of([[1, 1]], logp_BxS=logp_BxS, adv_B=f32([1]), ref_logits_BxSxA=logits)
+  config = BoPOConfig(ratio_level="decision", clip=(0.2, 0.28))
+  # min(2, 1.28) and min(.625, .8)
+  loss = losses.bopo_loss(config, logits, batch)["loss"].values.mean
+  np.testing.assert_allclose(loss, -(1.28 + 0.625) / 2, rtol=1e-6)
+
+
 def test_next_token_loss_averages_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
   token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
