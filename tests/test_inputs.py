@@ -1,8 +1,6 @@
 """Check facts, words and their vocabulary by hand, and that live episodes agree."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -238,19 +236,6 @@ def test_states_step_by_step_equal_those_of_whole_histories(histories):
         states = read_live(reader, steps[:count], step.observation)
         np.testing.assert_array_equal(states.features_NxD[0], whole.read())
         assert states.progress_NxP.tolist() == [[*whole.progress]]
-
-
-def test_only_new_steps_are_read_unless_earlier_ones_change():
-  reader = StateReader(VOCABULARY)
-  with mock.patch.object(Tracker, "act", autospec=True, side_effect=Tracker.act) as act:
-    for count, step in enumerate(EPISODE):
-      read_live(reader, EPISODE[:count], step.observation)
-    assert act.call_count == 4
-    changes = {"observation": ""}, {"model": 1}, {"action": ""}, {"score": 0.5}
-    for number, changed in enumerate(changes, 2):
-      first = dataclasses.replace(EPISODE[0], **changed)
-      read_live(reader, [first, *EPISODE[1:4]], "Taken.")
-      assert act.call_count == 4 * number
 
 
 def test_usual_words_are_told_from_too_few_and_too_many():

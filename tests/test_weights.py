@@ -141,30 +141,22 @@ def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
     load_pretrained(adopt(tmp_path))
 
 
-@pytest.mark.parametrize("number, stored", [(np.nan, "float32"), (-np.inf, "bfloat16")])
-def test_infinite_and_nan_weights_are_neither_read_nor_written(
-  number, stored, tmp_path
-):
-  base = hf.write(tmp_path / "base", SHAPE, stored, tokens=300)
+def test_infinite_and_nan_weights_are_neither_read_nor_written(tmp_path):
+  base = hf.write(tmp_path / "base", SHAPE, tokens=300)
   saved = tmp_path / "saved"
   model = load_qwen2(base)
+  # The largest float32 is infinite in bfloat16.
+  model.final_norm[...] = model.final_norm[...].at[3].set(np.finfo(np.float32).max)
+  with pytest.raises(ValueError, match="norm.weight, expected finite numbers"):
+    save_qwen2(model, saved, base / "tokenizer.json")
+  assert not saved.exists()
   array = load_file(base / "model.safetensors")[UP].copy()
-  array[39, 47] = number
+  array[39, 47] = np.nan
   set_tensor(base, UP, array)
   assert f"NaN in DIR/model.safetensors: tensor {UP}," in refusal(base)
   # A run calls this check before it pays for anything.
   with pytest.raises(ValueError, match="expected finite numbers"):
     weights.check_pretrained(RouterConfig(weights=str(base)))
-  norm = model.final_norm[...]
-  up = model.layers.up_kernel
-  # The largest float32 is infinite in bfloat16.
-  model.final_norm[...] = norm.at[3].set(np.finfo(np.float32).max)
-  for tensor in ("model.norm.weight", UP):
-    with pytest.raises(ValueError, match=f"tensor {tensor}, expected finite numbers"):
-      save_qwen2(model, saved, base / "tokenizer.json")
-    model.final_norm[...] = norm
-    up[...] = up[...].at[1, 47, 39].set(number)
-  assert not saved.exists()
 
 
 # The tokens of " SMALL" and of " BIG".
