@@ -1,5 +1,6 @@
 """Set up JAX on the CPU, and define a tiny tokenizer, view and router for all tests."""
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.config import RouterConfig
-from baar_jax.episode import Task
+from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
+from baar_jax.episode import Episode, Task
+from baar_jax.learn.batches import ACTED, Batcher, Labels
 from baar_jax.router.view import View, train_tokenizer
 from baar_jax.router.weights import build_model
 
@@ -101,3 +103,28 @@ def make_task():
     return Task(task_id, "train", "find the plant", max_steps)
 
   return make
+
+
+@pytest.fixture(scope="session")
+def batcher(router_config, tokenizer_dir, make_task):
+  """Return a function that makes a batcher."""
+
+  def make(rows: int, labels: Labels = ACTED) -> Batcher:
+    """Make micro-batches of `rows` rows."""
+    router = dataclasses.replace(router_config, max_tokens=208)
+    sft = SFTConfig(micro_episodes=rows)
+    config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
+    return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
+
+  return make
+
+
+@pytest.fixture(scope="session")
+def five_episodes() -> list[Episode]:
+  """Return episodes with 5, 1, 6, 2 and 4 decisions, of which one was forced."""
+  logps = [-0.3 - 0.1 * s for s in range(6)]
+  result = []
+  for models in ("SLSLL", "L", "SLLSSL", "LL", "LSSL"):
+    result.append(tiny.episode("plant-0", models=models, logps=logps[: len(models)]))
+  result[2].steps[3].logp = None
+  return result

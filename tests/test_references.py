@@ -1,94 +1,105 @@
-"""Check stage `references`: the episodes that it plays, and its summary."""
-
-from types import SimpleNamespace
+"""Check profiles, their robustness, and references against cases worked out by hand."""
 
 import pytest
-from hand import live, models
-from tiny import episode
+import tiny
 
-from baar_jax.config import Config, ReferencesConfig, SamplePlan
-from baar_jax.episode import Task
-from baar_jax.open import RouterFiles
+from baar_jax.paper import references
+from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
-from baar_jax.stages import collect
-from baar_jax.store import Store
+
+SMALL, LARGE = BOUNDARY_KEYS
 
 
-def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
-  store, events, policies = Store(tmp_path / "episodes.sqlite"), [], []
-  # A task without a profile is left out. Dev tasks have their own references.
-  for split, names in (("train", ("h1", "e", "lost")), ("dev", ("h2",))):
-    store.put_tasks(split, [Task(name, split, "do it", 9) for name in names])
-  for task_id, scores in {"h1": (0, 1), "e": (1, 0), "h2": (0, 1)}.items():
-    for name, letter, score in zip(BOUNDARY_KEYS, "SL", scores):
-      store.add(episode(task_id, name, 0, letter * 2, score))
-
-  def play(title, planned, build):
-    policy = build(planned.spec)
-    events.extend([title, *((job.task.id, job.seed) for job in planned.jobs)])
-    policies.append(policy)
-    for task_id, score in (("h1", 1), ("h2", 0)):
-      store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
-
-  plans = (
-    SamplePlan("samples", 3, all_tasks=True),
-    SamplePlan("steps", 2, all_tasks=True),
-    SamplePlan("repeats", 1, all_tasks=True),
-  )
-  config = Config(references=ReferencesConfig(samples=3, plans=plans))
-  run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
-  run.source = SimpleNamespace(episodes=play, live_episodes=1)
-  run.require = events.append
-  run.files = lambda: RouterFiles(tmp_path, config, mesh=None)
-  collect.references(run)
-  jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  assert [policy.spec.key for policy in policies] == [
-    "stratified(samples=3)",
-    "exploration-all(samples=3,steps=2,repeats=1)",
-    "exploration(steps=2,repeats=1)",
+def trials(outcomes, policy=SMALL, task_id="t"):
+  """One episode per (score, dollars). The less it costs, the higher is its bill."""
+  return [
+    tiny.episode(task_id, policy, seed, "SL", score, usd, retry_usd=200 - 2 * usd)
+    for seed, (score, usd) in enumerate(outcomes)
   ]
-  assert events == [
-    "profile",
-    "stratified samples",
-    *jobs,
-    "samples of other tasks",
-    # An easy task has all plans: 3 + 2 + 1 samples.
-    *[("e", k) for k in range(4001, 4007)],
-    # The value heads learn from training tasks only.
-    "samples of hard tasks",
-    *[("h1", k) for k in range(4001, 4004)],
+
+
+@pytest.mark.parametrize(
+  "small, large, difficulty, small_usd, large_usd",
+  [
+    # Four of five are 80 %.
+    (
+      [(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)],
+      [(0, 9.0)],
+      "easy",
+      3.0,
+      9.0,
+    ),
+    # A partial score is no success.
+    ([(0.99, 1.0)], [(0.99, 5.0)], "intractable", 1.0, 5.0),
+    # Three of four are 75 %. An even median is a mean. SMALL may cost more than LARGE.
+    (
+      [(1, 10.0), (1, 20.0), (1, 40.0), (0, 50.0)],
+      [(1, 5.0), (0, 7.0)],
+      "hard",
+      30.0,
+      6.0,
+    ),
+  ],
+)
+def test_a_profile_by_hand(small, large, difficulty, small_usd, large_usd):
+  profile = references.make_profile(trials(small), trials(large))
+  assert profile.difficulty == difficulty
+  assert (profile.cost_small, profile.cost_large) == (small_usd, large_usd)
+
+
+def test_a_normalised_dollar_is_the_mean_of_large():
+  # (1 + 2 + 6) / 3, while the median is 2
+  profiles = [Profile("hard", 0.5, usd, [], []) for usd in (1.0, 6.0, 2.0)]
+  assert references.mean_large_usd(profiles) == 3.0
+
+
+# Outcomes of trials of SMALL and of LARGE per task, and its difficulty from the first two (the
+# base), from the first, and from all four.
+OUTCOMES = {
+  "always": ("1111", "0000"),  # easy three times
+  "late": ("0111", "0001"),  # intractable, intractable, hard
+  "early": ("1000", "1000"),  # hard, easy, hard
+  "helped": ("0000", "1111"),  # hard three times
+  "short": ("000", "111"),  # hard, hard, too few trials
+}
+
+
+def test_robustness_compares_labels_and_sets_of_hard_tasks():
+  episodes = []
+  for task_id, outcomes in OUTCOMES.items():
+    for policy, marks in zip(BOUNDARY_KEYS, outcomes):
+      episodes += trials([(int(mark), 1.0) for mark in marks], policy, task_id)
+  profiles = profile_tasks(OUTCOMES, episodes)
+  rows = references.measure_robustness(profiles, 2, (1, 4, 9))
+  assert [list(row.values()) for row in rows] == [
+    # Four of five agree; hard are {helped, short} and {early, helped, short}.
+    [1, 5, 4 / 5, 2, 3, 2 / 3],
+    # Without "short": three of four agree; hard are {late, early, helped} and {early, helped}.
+    [4, 4, 3 / 4, 3, 2, 2 / 3],
+    [9, 0, None, 0, 0, None],  # no task has nine trials
   ]
-  assert store.finished("references")
-  # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
-  assert (
-    "LARGE at 75% of their steps; 1 without a successful sample"
-    in capsys.readouterr().out
-  )
-  for k in (1, 2, 3):
-    decisions = policies[0].choose(
-      [live("t", k, step, purpose="reference") for step in range(1000)]
-    )
-    large = sum(decision.model for decision in decisions)
-    # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
-    assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
 
 
-def test_exploration_takes_large_at_consecutive_steps():
-  # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4. Then
-  # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
-  steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
-  repeats = "LLLLSSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
-  together = SamplePlan("steps", 5), SamplePlan("repeats", 3)
-  stratified = SamplePlan("samples", 4)
-  families = {"exploration": together, "exploration-all": (stratified, *together)}
-  for k, letters in enumerate(steps + repeats, 1):
-    for first, (family, plans) in zip(
-      (0, 4), families.items()
-    ):  # after 4 stratified ones
-      lives = [live("t", first + k, step, purpose="exploration") for step in range(10)]
-      taken = models(family, lives, plans=plans)
-      assert "".join("SL"[model] for model in taken) == letters
-  lives = [live("t", 2, step, purpose="reference") for step in range(30)]
-  strata = models("stratified", lives, plans=(stratified,))
-  lives = [live("t", 2, step, purpose="exploration") for step in range(30)]
-  assert models("exploration-all", lives, plans=families["exploration-all"]) != strata
+def test_the_cheapest_episode_by_dollars_calls_steps_and_order():
+  episodes = []
+  for models, usd in ("LLL", 3.0), ("SL", 4.0), ("LS", 4.0), ("SLSS", 4.0), ("LL", 4.0):
+    episodes.append(tiny.episode(models=models, cost_usd=usd, retry_usd=9 - 2 * usd))
+  for best in range(5):
+    left = [episodes[i] for i in (4, 0, 3, 1, 2) if i >= best]
+    assert references.find_cheapest(left) is episodes[best]
+
+
+def test_the_reference_of_each_difficulty():
+  """Easy: SMALL's cheapest success. Hard: the cheapest stratified one, else LARGE's.
+  Intractable: SMALL's cheapest trial."""
+  episodes = trials([(0, 0.5)], SMALL, "h")
+  episodes += trials([(0, 0.1), (1, 9.0), (1, 8.0)], LARGE, "h")
+  episodes += trials([(1, 3.0), (1, 4.0), (0, 1.0), (1, 2.0), (1, 2.0)], SMALL, "e")
+  episodes += trials([(0, 3.0), (0.9, 2.0)], SMALL, "i")
+  episodes += trials([(1, 0.1)], LARGE, "e") + trials([(0, 0.1)], LARGE, "i")
+  samples = trials([(0.99, 1.0), (1, 55.0), (1, 50.0), (1, 50.0)], "stratified", "h")
+  profiles = profile_tasks("hei", episodes)
+  rest = {"e": (SMALL, 3), "i": (SMALL, 1)}
+  for stratified, h in ((samples, ("stratified", 2)), ([], (LARGE, 2))):
+    chosen = choose_references(profiles, stratified).items()
+    assert {id_: (e.policy, e.seed) for id_, e in chosen} == {"h": h} | rest

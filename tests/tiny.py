@@ -43,6 +43,7 @@ def episode(
   cost_usd=None,
   stop="done",
   logps=(),
+  retry_usd=0.0,
 ) -> Episode:
   """Make an episode in which each step has its own observation and action.
 
@@ -55,6 +56,8 @@ def episode(
     cost_usd: dollars of the whole episode, the same at each step; None takes DOLLARS.
     stop: the reason of the episode's end.
     logps: log-probability of each step's decision; missing ones are None.
+    retry_usd: dollars of a failed attempt: they are on the bill, and no cost of the
+      method.
   """
   steps = []
   for i, (letter, logp) in enumerate(zip_longest(models, logps)):
@@ -63,6 +66,8 @@ def episode(
     steps.append(
       Step(f"see lamp {i}", model, f"open door {i}", [call(model, usd)], logp)
     )
+  if retry_usd:
+    steps[0].calls.append(call(0, retry_usd, kind="retry"))
   return Episode(task_id, policy, seed, steps, score, stop)
 
 

@@ -1,0 +1,103 @@
+"""Check micro-batches against literal arrays, and the order in which episodes are drawn."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import episode
+
+from baar_jax.learn.batches import (
+  ACTED,
+  NO_TOKEN,
+  SAMPLED,
+  Batch,
+  Shape,
+  draw_batches,
+  make_batch,
+  next_token_loss,
+)
+from baar_jax.rivals.cascade import FAILURES
+from baar_jax.router.view import Window
+
+
+def test_a_batch_of_transcripts_by_hand():
+  """The second episode has two windows; its history is cut before the last step."""
+  transcripts = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
+  windows = [
+    [Window([11, 12, 13], [0, 2], 0)],
+    [Window([21, 22], [0, 1], 0), Window([31], [0], 2)],
+  ]
+  shape = Shape(2, 3, (2, 4))
+  expected = {
+    # Three windows need four rows.
+    "tokens_RxT": [[11, 12, 13, 0], [21, 22, 0, 0], [31, 0, 0, 0], [0] * 4],
+    "row_BxS": [[0, 0, 0], [1, 1, 2]],
+    "position_BxS": [[0, 2, 0], [0, 1, 0]],
+    "action_BxS": [[0, 1, 0], [1, 0, 1]],
+    "logp_BxS": [[0] * 3, [-0.5, 0, 0]],
+    "mask_BxS": [[True, True, False], [True] * 3],
+    "adv_B": [0, 0],
+  }
+  batch = make_batch(transcripts, windows, ACTED, shape)
+  # A decision without log-probability was forced; one with 0.0 was sampled.
+  sampled = make_batch(transcripts, windows, SAMPLED, shape, [2.0, -1.0])
+  changed = {"mask_BxS": [[False] * 3, [True, False, True]], "adv_B": [2, -1]}
+  for got, arrays in ((batch, expected), (sampled, changed)):
+    for name, values in arrays.items():
+      np.testing.assert_array_equal(getattr(got, name), np.array(values), name)
+
+
+def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
+  batches = batcher(2).micro_batches(five_episodes)
+  # Episodes of similar length are together.
+  decisions = [batch.mask_BxS.sum(axis=1).tolist() for batch in batches]
+  assert decisions == [[1, 2], [4, 5], [6, 0]]
+  # The step has 5 episodes and 18 decisions. Padding counts, as losses average over rows.
+  for batch, count in zip(batches, (3, 9, 6)):
+    assert batch.episode_share == pytest.approx(2 / 5)
+    assert batch.decision_share == pytest.approx(count / 18)
+  adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])
+  batches = batcher(2, labels=SAMPLED).micro_batches(five_episodes, adv_B)
+  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
+  assert batches[2].mask_BxS.sum() == 5  # one was forced
+  assert batches[2].decision_share == pytest.approx(5 / 17)
+  # Values computed per batch are returned in the order of the episodes.
+  models = batcher(2).compute(lambda batch: batch.action_BxS, five_episodes)
+  assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
+
+
+def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher):
+  scorer = batcher(8, labels=FAILURES)
+  pair = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
+  (batch,) = scorer.micro_batches(pair)
+  labels = np.where(batch.mask_BxS, batch.action_BxS, 2)
+  assert labels[:2, :3].tolist() == [[0, 0, 2], [2, 1, 1]]
+  texts = map(scorer.view.tokenizer.decode, batch.tokens_RxT[:2])
+  assert [text.count(" proposal:") for text in texts] == [2, 2]
+
+
+def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
+  def draw(seed):
+    batches = draw_batches([*range(6)], 2, seed)
+    return sum(itertools.islice(batches, 9), [])
+
+  drawn = draw(0)
+  assert drawn == draw(0) != draw(7)
+  passes = [drawn[start : start + 6] for start in (0, 6, 12)]
+  assert all(sorted(one_pass) == [*range(6)] for one_pass in passes)
+  assert passes[0] != passes[1]
+
+
+def test_next_token_loss_averages_tokens_then_decisions():
+  logits_BxSxV = np.log(np.array([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
+  token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]])
+  unused = np.zeros((1, 3))
+  mask_BxS = unused == 0
+  batch = Batch(*[unused] * 5, mask_BxS, unused[:, 0], token_BxSxM=token_BxSxM)
+  batch = batch._replace(decision_share=0.5)
+  term = next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; the third has no tokens.
+  # The batch has half of the decisions of the step.
+  expected = 0.5 * (1.0397208 + 0.4700036) / 2
+  np.testing.assert_allclose(term.share * term.values.mean, expected, rtol=1e-5)

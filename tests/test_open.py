@@ -1,0 +1,109 @@
+"""Check which stored episodes are loaded for what, and the file of the value heads."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from tiny import episode
+
+from baar_jax import open
+from baar_jax.conditioned import fit
+from baar_jax.conditioned.heads import TERMS
+from baar_jax.config import Config, ReferencesConfig, SamplePlan
+from baar_jax.episode import Task
+from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.store import Store
+
+SMALL, LARGE = BOUNDARY_KEYS
+STRATIFIED = "stratified(samples=20)"
+TASKS = {id_: Task(id_, "train", "do it", 9) for id_ in ("b", "a", "one", "other")}
+
+
+def store_of(*keys, score=1.0) -> Store:
+  """Store training tasks, and episodes by (task, policy, seed)."""
+  store = Store(":memory:")
+  store.put_tasks("train", TASKS.values())
+  store.add(*(episode(*key, score=score) for key in keys))
+  return store
+
+
+def keys_of(episodes):
+  return {(e.task_id, e.policy, e.seed) for e in episodes}
+
+
+def test_profiles_have_the_first_trials_and_the_order_of_tasks():
+  """A task without trials of one boundary has no profile."""
+  keys = [*itertools.product("ab", BOUNDARY_KEYS, range(6))]
+  keys += [("one", SMALL, 0), ("one", "random(p=0.5)", 0), ("other", LARGE, 0)]
+  keys += [("a test task", SMALL, 0), ("a test task", LARGE, 0)]
+  store = store_of(*keys)
+  for trials, count in ((None, 5), (6, 6)):
+    profiles = open.load_profiles(store, Config(), "train", trials=trials)
+    assert list(profiles) == ["b", "a"]
+    for trial in (profiles["a"].small, profiles["a"].large):
+      assert [e.seed for e in trial] == [*range(count)]
+
+
+def test_references_are_chosen_among_the_configured_samples():
+  store = store_of(("a", LARGE, 0), ("a", "stratified(samples=9)", 1001))
+  store.add(episode("a", SMALL, score=0.0))
+  # Both cost the same, so the earlier one counts.
+  store.add(episode("a", STRATIFIED, 1010), episode("a", STRATIFIED, 1002))
+  config = Config()
+  profiles = open.load_profiles(store, config, "train")
+  for clone_large, key in ((False, (STRATIFIED, 1002)), (True, (LARGE, 0))):
+    config.references.clone_large = clone_large
+    chosen = open.load_references(store, config, profiles)["a"]
+    assert (chosen.policy, chosen.seed) == key
+
+
+def test_the_stored_episodes_of_thresholds_and_value_heads():
+  first = {*itertools.product("ab", BOUNDARY_KEYS, (0,))}
+  second = {*itertools.product("ab", BOUNDARY_KEYS, (1,))}
+  # The quarters of 20 samples are k = 5, 10 and 15; sample 10 is missing.
+  quarters = {("a", STRATIFIED, 1005), ("a", STRATIFIED, 1015)}
+  sample = {("a", STRATIFIED, 1002)}
+  hard = {("a", "exploration(steps=2)", 4001)}
+  rest = {("b", "exploration-all(samples=20,steps=2)", 4001)}
+  # A test task and a sixth trial are for neither.
+  unused = {("a test task", SMALL, 0), ("a", SMALL, 5)}
+  store = store_of(*first, *second, *quarters, *sample, *hard, *rest, *unused)
+  plans = SamplePlan("samples", 20, True), SamplePlan("steps", 2, True)
+  config = Config(references=ReferencesConfig(plans=plans))
+  learnt = first | second | quarters | sample | hard
+  assert keys_of(open.load_threshold_episodes(store, config)) == first | quarters
+  assert keys_of(open.load_hard_episodes(store, config)) == learnt
+  assert keys_of(open.load_value_episodes(store, config)) == learnt | rest
+
+
+def test_value_heads_are_read_as_stored_or_damage_is_noticed(tmp_path):
+  files = RouterFiles(tmp_path, Config(), mesh=None)
+  episodes = [episode("a", models="SLS")]
+  heads, vocabulary, _ = fit.prepare(files.config.value, TASKS, episodes, 1.0, 2, 0)
+  open.save_heads(files, heads, vocabulary)
+  stored = open.load_heads(files)
+  jax.tree.map(np.testing.assert_array_equal, stored, (heads, vocabulary))
+  # Five heads read 26 facts, 48 of offers and 48 directions of words.
+  assert stored[0].nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
+  path = tmp_path / "checkpoints/value/value_heads.npz"
+  whole = path.read_bytes()
+  arrays = dict(np.load(path))
+  first = arrays["arr_0"]
+  contents = [whole[:-100], b"", b"[]"]
+  for changes in (
+    {"arr_0": np.array(np.nan)},
+    {"arr_0": np.array([{}])},  # a pickled object
+    {"arr_0": first[:, 1:]},  # weights for other inputs
+    {"arr_0": first.astype(str)},
+    {"arr_12": arrays["arr_12"][1:]},
+    {"arr_19": np.array('[[], 1.0, {"a": "b"}]')},
+    {"foreign": first},
+  ):
+    np.savez(path, **arrays | changes)
+    contents.append(path.read_bytes())
+  for content in contents:
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="value_heads.npz .* damaged .*: delete it"):
+      open.load_heads(files)
