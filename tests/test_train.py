@@ -1,4 +1,4 @@
-"""Check trainings: killed and resumed, with bad numbers, with dynamic sampling."""
+"""Check trainings that are killed and resumed, that end early, or have bad numbers."""
 
 import contextlib
 import dataclasses
@@ -14,25 +14,17 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.config import Config
+from baar_jax.conditioned import fit
 from baar_jax.learn.trainer import Trainer
 from baar_jax.open import load_router
 from baar_jax.paper import bopo as bopo_method
 from baar_jax.paper import sft as sft_method
-from baar_jax.paper.bopo import RatedEpisode
-from baar_jax.rivals import families, vanilla
+from baar_jax.paper.bopo import Update
+from baar_jax.rivals import families
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import collect, train
 from baar_jax.store import Store
-
-
-def sft(run):
-  train.bosft(run)
-
-
-def bopo(run):
-  train.bopo(run)
 
 
 def small_config(runs):
@@ -40,6 +32,8 @@ def small_config(runs):
   config.sft.updates = 3
   config.sft.check_every = 1
   config.bopo.updates = 4
+  config.value.updates = 2
+  config.value.heads = 1
   return config
 
 
@@ -58,11 +52,11 @@ def unbroken(tmp_path_factory, save_often):
   """A run whose trainings were not interrupted."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
   collect.profile(run)
-  for stage, state in ((collect.references, "referenced"), (sft, "imitated")):
+  for stage, state in ((collect.references, "referenced"), (train.bosft, "imitated")):
     stage(run)
     shutil.copytree(run.dir, run.dir.parent / state)
   run.before_bopo = len(run.store.table())
-  bopo(run)
+  train.bopo(run)
   run.close()
   run.store = None
   return run
@@ -93,10 +87,6 @@ def assert_same(leaves, others):
     np.testing.assert_allclose(one, other, atol=1e-6, equal_nan=False)
 
 
-def cascade(run):
-  train.train_rival(run, run.files(), "cascade")
-
-
 def logged(run, stage):
   lines = map(json.loads, (run.dir / "metrics.jsonl").read_text().splitlines())
   return [line for line in lines if line["stage"] == stage]
@@ -118,19 +108,24 @@ def train_and_die(stage, run, owner, method, calls):
 
 
 @pytest.mark.parametrize(
-  "stage, lam, kills, updates",
+  "stage, name, lam, kills, updates",
   [
     # The checkpoint of update 2 is complete. So update 3 is done again from it.
-    (sft, None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
+    (train.bosft, "sft", None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
     # It is killed in the rollouts of update 3, and before its checkpoint. An update has
     # 4 episodes.
-    (bopo, 0.1, [(Store, "add", 9, 9), (Run, "log", 1, 12)], [1, 2, 3, 3, 4]),
+    (
+      train.bopo,
+      "bopo",
+      0.1,
+      [(Store, "add", 9, 9), (Run, "log", 1, 12)],
+      [1, 2, 3, 3, 4],
+    ),
   ],
 )
 def test_a_killed_training_ends_with_the_same_parameters(
-  copied, unbroken, stage, lam, kills, updates
+  copied, unbroken, stage, name, lam, kills, updates
 ):
-  name = stage.__name__
   state = "imitated" if lam else "referenced"
   for owner, method, calls, episodes in kills:
     run = copied(state)
@@ -138,8 +133,7 @@ def test_a_killed_training_ends_with_the_same_parameters(
     assert len(run.store.table()) - unbroken.before_bopo == episodes
     run.close()
   run = copied(state)
-  problem = rf"{name}\S* has no finished router: run --stage={name} "
-  with pytest.raises(ValueError, match=problem):
+  with pytest.raises(ValueError, match=f"no finished router: run --stage={name} "):
     leaves(run, name, lam)
   for _ in range(2):  # The second time, nothing is left to do.
     stage(run)
@@ -152,29 +146,23 @@ def test_a_killed_training_ends_with_the_same_parameters(
   assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
 
 
-@pytest.mark.parametrize(
-  "losses, best", [([0.9, 0.7, 0.8, 0.7], 2), ([0.9, 0.6, 0.7, 0.5, 0.6], 4)]
-)
-def test_the_best_update_is_kept(copied, monkeypatch, capsys, losses, best):
-  """A training ends after two checks without a new best. An equal loss is no new best."""
-  seen = {}
+def test_the_best_router_is_kept(copied, monkeypatch, capsys):
+  losses = iter([0.9, 0.7, 0.8, 0.7])
+  seen = []
 
   def loss(trainer, batches):
-    # the optimizer's count of steps
-    update = int(jax.tree.leaves(trainer.optimizer_state)[0])
-    seen[update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
-    return losses[update - 1]
+    seen.append([np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)])
+    return next(losses)
 
   monkeypatch.setattr(Trainer, "loss", loss)
+  monkeypatch.setattr(sft_method, "PATIENCE", 2)
   run = copied("referenced")
   run.config.sft.updates = 5
-  monkeypatch.setattr(sft_method, "PATIENCE", 2)
-  sft(run)
-  assert_same(leaves(run, "sft"), seen[best])
-  assert [line["update"] for line in logged(run, "sft")] == [*seen]
-  assert [*seen] == [*range(1, len(losses) + 1)]
-  line = f"least dev loss {losses[best - 1]} at update {best} of {len(losses)}"
-  assert f"BoSFT, training seed 0: {line}\n" in capsys.readouterr().out
+  train.bosft(run)
+  assert_same(leaves(run, "sft"), seen[1])
+  assert len(logged(run, "sft")) == 4
+  line = "BoSFT, training seed 0: least dev loss 0.7 at update 2 of 4\n"
+  assert line in capsys.readouterr().out
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
@@ -183,8 +171,8 @@ def test_another_training_seed_is_added_to_a_run(copied):
   before = leaves(run, "bopo", 0.1)
   run.config.train_seeds = 2
   run.config.evaluate.seeds = 2
-  sft(run)
-  bopo(run)
+  train.bosft(run)
+  train.bopo(run)
   assert_same(leaves(run, "bopo", 0.1), before)
   for family, lam in (("sft", None), ("bopo", 0.1)):
     with pytest.raises(AssertionError):
@@ -196,11 +184,10 @@ def test_another_training_seed_is_added_to_a_run(copied):
 
 
 @pytest.mark.parametrize(
-  "name, stage, place, rollouts",
-  [("cascade", cascade, "cascade", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
+  "name, place, rollouts", [("cascade", "cascade", 0), ("bopo", "bopo-lam0.1", 3)]
 )
 def test_a_training_stops_if_a_metric_is_not_finite(
-  copied, monkeypatch, name, stage, place, rollouts
+  copied, monkeypatch, name, place, rollouts
 ):
   """It stops in update 3. That is not saved, and no more episodes are rolled out."""
   run = copied("imitated")
@@ -216,58 +203,54 @@ def test_a_training_stops_if_a_metric_is_not_finite(
     return step(trainer, batches)
 
   monkeypatch.setattr(Trainer, "step", poison)
-  with pytest.raises(ValueError) as error:
-    stage(run)
-  good = f"last good checkpoint: {directory / '2'};"
   problem = f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan"
-  pattern = f"{problem}.*{re.escape(good)}.*"
-  assert re.fullmatch(pattern, str(error.value))  # one line
+  good = re.escape(f"last good checkpoint: {directory / '2'};")
+  with pytest.raises(ValueError, match=f"^{problem}.*{good}"):
+    if rollouts:
+      train.bopo(run)
+    else:
+      train.train_rival(run, run.files(), name)
   assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
   policies = run.store.table().policy.unique()
   assert sum("/" in policy for policy in policies) == rollouts
 
 
-@pytest.mark.parametrize(
-  "limit, pools, counts",
-  [
-    # It takes as many gradient steps as BoPO: 4 x 2.
-    (3, ("1122", "2233", "4444", "5566"), (24, 8)),
-    # It has at most `limit` times as many updates as BoPO.
-    (1, ("1122", "2233", "4444"), (16, 6)),
-  ],
-)
-def test_vanilla_rl_learns_from_full_batches_of_kept_groups(
-  copied, monkeypatch, limit, pools, counts
+@pytest.mark.parametrize("limit, steps", [(3, [0, 3, 3, 2]), (1, [0, 3, 1, 3])])
+def test_a_rival_takes_as_many_gradient_steps_as_bopo(
+  copied, monkeypatch, limit, steps
 ):
-  """A batch has two groups of two episodes; odd updates keep one, even ones two."""
+  """These are 4 x 2, and at most `limit` times as many updates. While episodes wait, no
+  checkpoint is saved."""
+  saved = []
 
-  def keep(groups, *_):
-    kept = groups[: 2 - int(groups[0][0].policy[-1]) % 2]
-    episodes = [episode for group in kept for episode in group]
-    return [RatedEpisode(episode, 1.0) for episode in episodes], {"success": 0.5}
+  def update(source, profiles, references, learner, rollouts):
+    for number, planned in enumerate(rollouts):
+      saved.append(any((run.dir / "checkpoints" / "vanilla-lam0.1").glob("[1-9]*")))
+      assert planned.spec.update == number + 1
+      yield Update(number + 1, 4, (steps + [1] * 9)[number], {}, waiting=number)
 
-  update_policy = Mock(wraps=vanilla.update_policy)
-  monkeypatch.setattr(vanilla, "update_policy", update_policy)
-  monkeypatch.setattr(vanilla, "rate", keep)
   row = families.FAMILIES["vanilla"]
-  learns = dataclasses.replace(row.learns, batches=limit)
+  learns = dataclasses.replace(row.learns, update=update, batches=limit)
   row = dataclasses.replace(row, learns=learns)
   monkeypatch.setitem(families.FAMILIES, "vanilla", row)
   run = copied("imitated")
-  run.config.bopo.vanilla_learning_rate = 0.01
   train.train_rollouts(run, run.files(), PolicySpec("vanilla", lam=0.1))
-  learned = [call.args[1] for call in update_policy.call_args_list]
-  assert ["".join(e.policy[-1] for e, _ in pool) for pool in learned] == [*pools]
-  lines = logged(run, "vanilla")
-  stepped = [str(line["update"]) for line in lines if "loss" in line]
-  assert stepped == [pool[-1] for pool in pools]
-  assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
+  last = logged(run, "vanilla")[-1]
+  assert (last["episodes"], last["gradient_steps"]) == (16, sum(steps))
+  assert saved == [False] * 4 and leaves(run, "vanilla", 0.1)
 
 
-def test_vanilla_rl_has_optimizer_settings_of_its_own():
-  config = Config()
-  config.bopo.vanilla_learning_rate = 0.5
-  config.bopo.adam_eps = 0.25
-  configured = vanilla.configure(config).bopo
-  assert (configured.learning_rate, configured.adam_eps) == (0.5, 1e-8)
-  assert config.bopo.learning_rate == 1e-6
+def test_value_heads_are_fitted_once_and_never_from_bad_numbers(copied, monkeypatch):
+  run = copied("referenced")
+  path = run.dir / "checkpoints" / "value" / "value_heads.npz"
+  with monkeypatch.context() as patch:
+    patch.setattr(fit, "prepare", Mock())
+    patch.setattr(fit, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
+    with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan;"):
+      train.value(run)
+  assert not path.exists()
+  train.value(run)
+  assert [line["update"] for line in logged(run, "value")] == [2, 2]
+  before = path.stat().st_mtime_ns
+  train.value(run)
+  assert path.stat().st_mtime_ns == before
