@@ -96,8 +96,6 @@ def serve(config: ServeConfig) -> None:
     ValueError: a router, a price or a key is missing, or the server cannot listen at
       the address.
   """
-  # The server has its own handler while it runs. Finished work is on disk.
-  signal.signal(signal.SIGINT, lambda *_: os._exit(130))
   host = config.host
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   try:
@@ -292,6 +290,8 @@ def read_keys(path: Path) -> list[ClientKey]:
 
 def command() -> None:
   """Run the command line; this is the command `baar-serve` of the package."""
+  # The server has a handler of its own while it runs. Finished work is on disk.
+  signal.signal(signal.SIGINT, lambda *_: os._exit(130))
   run_command(serve)
 
 
