@@ -35,24 +35,22 @@ def are_ended(processes: list[psutil.Process]) -> bool:
 
 
 def play(env, task_id: str) -> list[tuple]:
-  """Play the expert's actions and every third time a mistake; return all answers."""
+  """Play mistakes and the expert's actions in turn; return all answers."""
   tape = [env.reset(task_id)]
   done = False
   while not done:
-    oracle = env.oracle()
-    mistake = env.mistake("lost", "key")
-    answer = env.step(oracle.action if len(tape) % 3 else mistake)
-    done = answer[1]
-    tape.append((oracle, mistake, answer, env.score()))
+    for action in (env.mistake("lost", "key"), env.oracle().action):
+      if not done:
+        observation, done = env.step(action)
+        tape.append((action, observation, done, env.score()))
   return tape
 
 
 def test_slots_answer_in_threads_as_the_environment_itself():
   envs = open_envs("sandbox", SIZES, 2, 4)
   sandbox = Sandbox(**SIZES)
-  tasks = envs[1].tasks("train")
-  assert tasks == sandbox.tasks("train")
-  ids = [task.id for task in tasks[:4]] * 2
+  assert envs[1].tasks("train") == sandbox.tasks("train")
+  ids = [task.id for task in sandbox.tasks("train")[:4]] * 2
   with ThreadPoolExecutor(8) as pool:
     tapes = list(pool.map(play, envs, ids))
   assert tapes == [play(sandbox, task_id) for task_id in ids]
