@@ -37,8 +37,7 @@ class StandIn(ThreadingHTTPServer):
     headers: the headers of all requests, in order.
     paths: the paths of all requests with their queries, in order.
     billed: request and usage of each billed call, also if its answer was lost; the
-      usage has the same names in each form, and prompt_tokens include cached and written.
-    forms: by the end of the path; others are answered with 404.
+      usage has the same names in each form, and prompt_tokens include cached.
   """
 
   daemon_threads = True
@@ -46,7 +45,6 @@ class StandIn(ThreadingHTTPServer):
   retry_after = "0.01"
   stall_s = 5.0
   chunk_s = 0.0
-  forms = FORMS
 
   def __init__(
     self,
@@ -74,19 +72,15 @@ class StandIn(ThreadingHTTPServer):
     """Compute the bill in dollars.
 
     Args:
-      prices: dollars per million tokens of input, cached input, output and, if it is not
-        a quarter above input, of tokens that are written to the cache; by model.
+      prices: dollars per million tokens of input, cached input and output, by model.
       user: only this user's requests count; None means all.
     """
     total = Fraction(0)
     for request, usage in self.billed:
       if user is None or request.get("user") == user:
-        input_usd, *others = map(Fraction, prices[request["model"]])
-        price_of = dict(zip(("cached", "completion_tokens", "written"), others))
-        price_of.setdefault("written", input_usd * 5 / 4)
-        total += sum(usage[name] * price for name, price in price_of.items())
-        fresh = usage["prompt_tokens"] - usage["cached"] - usage["written"]
-        total += fresh * input_usd
+        input_usd, cached_usd, output_usd = map(Fraction, prices[request["model"]][:3])
+        total += (usage["prompt_tokens"] - usage["cached"]) * input_usd
+        total += usage["cached"] * cached_usd + usage["completion_tokens"] * output_usd
     return total / 10**6
 
   @contextlib.contextmanager
@@ -105,30 +99,24 @@ class StandIn(ThreadingHTTPServer):
     """Bill a call; return its usage.
 
     A token has 4 characters, and a message has 3 tokens more. The longest earlier prompt
-    with which the prompt begins is cached; of a prompt with marks of a cache, the part
-    up to the last mark is kept and billed as written.
+    with which the prompt begins is cached.
 
     Args:
       usage: replaced counts of tokens.
     """
-    items = prompt_of(request)
-    marked = [n for n, item in enumerate(items, 1) if "cache_control" in repr(item)]
-    texts = list(map(text_of, items))
-    kept = [len(items), *marked][-1]
+    texts = list(map(text_of, prompt_of(request)))
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self.lock:
       prompts = self._prompts.setdefault(request["model"], [])
       known = [prompt for prompt in prompts if texts[: len(prompt)] == prompt]
       cached = max(map(count, known), default=0)
-      written = max(count(texts[:kept]) - cached, 0) if marked else 0
       said = text_of([reply.text, *map(json.dumps, reply.calls)])
       billed = {
         "prompt_tokens": count(texts),
         "cached": cached,
-        "written": written,
         "completion_tokens": min(count([said]), most_tokens(request)),
       } | usage
-      prompts.append(texts[:kept])
+      prompts.append(texts)
       self.billed.append((request, billed))
     return billed
 
@@ -162,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
       )
       fault = self.server.fault(number, request)
     path = self.path.partition("?")[0].removeprefix("/v1/")
-    self.form = self.server.forms.get(path.removesuffix("/count_tokens"))
+    self.form = FORMS.get(path.removesuffix("/count_tokens"))
     if not self.form:
       self.form = FORMS["chat/completions"]
       self.refuse("404", f"no {path} here")

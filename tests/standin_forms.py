@@ -101,10 +101,7 @@ class Responses(Chat):
   def usage(self, billed: dict) -> dict:
     return {
       "input_tokens": billed["prompt_tokens"],
-      "input_tokens_details": {
-        "cached_tokens": billed["cached"],
-        "cache_write_tokens": billed["written"],
-      },
+      "input_tokens_details": {"cached_tokens": billed["cached"]},
       "output_tokens": billed["completion_tokens"],
       "output_tokens_details": {"reasoning_tokens": 0},
       "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
@@ -144,12 +141,9 @@ class Messages:
   last = ""
 
   def usage(self, billed: dict) -> dict:
-    cached = billed["cached"]
-    written = billed["written"]
     return {
-      "input_tokens": billed["prompt_tokens"] - cached - written,
-      "cache_read_input_tokens": cached,
-      "cache_creation_input_tokens": written,
+      "input_tokens": billed["prompt_tokens"] - billed["cached"],
+      "cache_read_input_tokens": billed["cached"],
       "output_tokens": billed["completion_tokens"],
     }
 

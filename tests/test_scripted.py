@@ -20,7 +20,6 @@ from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
 from baar_jax.llms.scripted import Account, ScriptedPair
 from baar_jax.open import Loader
-from baar_jax.paper.rewards import difficulty
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.jobs import BOUNDARIES, BOUNDARY_KEYS, Planned
 from baar_jax.rollout.loop import run_episodes
@@ -243,15 +242,15 @@ def test_the_documentation_states_the_rates_of_the_code():
 # set. The standard error of 60 tasks is 0.06.
 @pytest.mark.calibration
 @pytest.mark.parametrize(
-  "name, sizes, seeds, ends, tolerance, least",
+  "name, sizes, seeds, ends, tolerance",
   [
-    ("quickstart", (1, 1, 60), 3, [(0.435, 0.325), (0.654, 0.639)], 0.12, 0.08),
-    ("alfworld", (66, 1, 60), 1, [(0.40, 0.40), (0.635, 0.635)], 0.05, 0.15),
-    ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
+    ("quickstart", (1, 1, 60), 3, [(0.435, 0.325), (0.654, 0.639)], 0.12),
+    ("alfworld", (66, 1, 60), 1, [(0.40, 0.40), (0.635, 0.635)], 0.05),
+    ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15),
   ],
 )
 def test_the_boundaries_lie_near_the_paper_s(
-  name, sizes, seeds, ends, tolerance, least, tmp_path
+  name, sizes, seeds, ends, tolerance, tmp_path
 ):
   config = importlib.import_module(f"configs.{name}").get_config()
   config.runs = str(tmp_path)
@@ -273,8 +272,3 @@ def test_the_boundaries_lie_near_the_paper_s(
     trials = run.store.table().groupby(["policy", "task_id"])
   means = trials[["score", "success"]].mean().groupby("policy").mean()
   np.testing.assert_allclose(means.loc[[*BOUNDARY_KEYS]], ends, atol=tolerance, rtol=0)
-  successes = trials.success.agg(list)
-  small, large = (successes[key] for key in BOUNDARY_KEYS)
-  tiers = small.combine(large, difficulty)
-  shares = tiers.value_counts(normalize=True)
-  assert len(shares) == 3 and shares.min() > least
