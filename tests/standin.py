@@ -336,25 +336,29 @@ class Lockpick:
 
   def __init__(self, train_tasks: int, dev_tasks: int, test_tasks: int, max_steps: int):
     self._env = Sandbox(train_tasks, dev_tasks, test_tasks, max_steps)
-    self._tasks = [task for split in SPLITS for task in self._env.tasks(split)]
+    self._lock = threading.Lock()
+    # The ids of the tasks by the texts that open their conversations.
+    self._ids = {}
+    for split in SPLITS:
+      for task in self._env.tasks(split):
+        opening = f"Task: {task.description}\n\n{self._env.reset(task.id)}"
+        self._ids[opening] = task.id
 
   def __call__(self, request: dict) -> str:
     """Reply to a request, after a replay of its conversation in the sandbox."""
     start, *texts = (message["content"] for message in request["messages"][1:])
-    draw = hashlib.sha256(
-      repr((request["model"], request["seed"], start, texts)).encode()
-    )
-    for task in self._tasks:
-      replayed = [f"Task: {task.description}\n\n{self._env.reset(task.id)}"]
-      for reply, observation in (
-        zip(texts[::2], texts[1::2]) if start == replayed[0] else ()
-      ):
-        action = re.search(r"Action: (.*)", reply)
-        replayed.append(self._env.step(action[1])[0] if action else observation)
-      if replayed == [start, *texts[1::2]]:
-        oracle = self._env.oracle()
-        hard = oracle.critical and request["model"] != "large"
-        errs = draw.digest()[0] < (180 if hard else 13)
-        action = self._env.mistake("lost", "") if errs else oracle.action
-        return f"Thought: I know this one.\n\nAction: {action}"
-    return "Thought: I have never been here."
+    if start not in self._ids:
+      return "Thought: I have never been here."
+    with self._lock:
+      self._env.reset(self._ids[start])
+      for reply in texts[::2]:
+        if action := re.search(r"Action: (.*)", reply):
+          self._env.step(action[1])
+      oracle = self._env.oracle()
+      mistake = self._env.mistake("lost", "")
+    hard = oracle.critical and request["model"] != "large"
+    basis = (request["model"], request["seed"], start, texts)
+    draw = hashlib.sha256(repr(basis).encode()).digest()[0]
+    errs = draw < (180 if hard else 13)
+    action = mistake if errs else oracle.action
+    return f"Thought: I know this one.\n\nAction: {action}"

@@ -125,7 +125,7 @@ def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
     assert 0.003 < usd <= 0.006 and usd == pytest.approx(billed(server), rel=1e-9)
     given = arguments(tmp_path, server, "profile", env__live_per_process=4)
     while code == -signal.SIGKILL:
-      goal = len(server.seen) + draw.randrange(20, 60)
+      goal = len(server.seen) + draw.randrange(10, 30)
       process = subprocess.Popen([sys.executable, *given], cwd=ROOT)
       while process.poll() is None and len(server.seen) < goal:
         time.sleep(draw.random() / 500)
