@@ -81,7 +81,7 @@ def make_request(
   """Make a request with a body, for the session "s"."""
   headers = [(b"host", host.encode()) for host in hosts or ["127.0.0.1"]]
   headers.append((b"content-type", kind.encode()))
-  scope = {"type": "http", "path": "/", "headers": headers, "path_params": {"id": "s"}}
+  scope = dict(type="http", path="/", headers=headers, path_params={"id": "s"})
   message = {"type": "http.request", "body": body.encode()}
   return Request(scope, mock.AsyncMock(return_value=message))
 

@@ -85,7 +85,7 @@ def test_keys_part_the_clients(open_client, tmp_path):
   counts = {}
   for name, key in keys.items():
     counts[name] = len(get(headers=key).json()["data"])
-  assert counts == {"ann": 2, "bob": 1, "root": 3}
+  assert counts == dict(ann=2, bob=1, root=3)
   patch = functools.partial(client.http.patch, "/v1/sessions/a", json={"max_usd": 1})
   statuses = [patch(headers=key).status_code for key in keys.values()]
   assert statuses == [403, 403, 200]
@@ -99,7 +99,7 @@ def test_keys_part_the_clients(open_client, tmp_path):
 def test_other_routes_of_the_forms(open_client, upstream):
   models = {"forms": ("chat/completions", "messages")}
   client = open_client(models=models)
-  body = {"model": "claude-x", "messages": ASK, "max_tokens": 9}
+  body = dict(model="claude-x", messages=ASK, max_tokens=9)
   version = {"anthropic-version": "2026-10-21", "anthropic-beta": "b"}
   count = client.post("/v1/messages/count_tokens?beta=true", body, version)
   assert count.json() == {"input_tokens": 5} and "max_tokens" in upstream.seen[-1]

@@ -47,13 +47,13 @@ def list_events(text):
 
 
 def list_counts(usage):
-  return {
-    "prompt_tokens": usage.prompt_tokens,
-    "cached_tokens": usage.cached_tokens,
-    "cache_write_tokens": usage.cache_write_tokens,
-    "cache_write_1h_tokens": usage.hour_write_tokens,
-    "completion_tokens": usage.completion_tokens,
-  }
+  return dict(
+    prompt_tokens=usage.prompt_tokens,
+    cached_tokens=usage.cached_tokens,
+    cache_write_tokens=usage.cache_write_tokens,
+    cache_write_1h_tokens=usage.hour_write_tokens,
+    completion_tokens=usage.completion_tokens,
+  )
 
 
 def check_reply(turn, expected):
@@ -107,11 +107,11 @@ def test_errors_are_read_and_written_in_the_form(path):
   error = load(path, "error.json")
   read = read_error(json.dumps(error))
   assert read._asdict() == {name: value or "" for name, value in expected.items()}
-  written = FORMS[path].write_error({"message": "m", "type": "t", "code": "c"}, 429)
+  written = FORMS[path].write_error(dict(message="m", type="t", code="c"), 429)
   assert written["error"].keys() >= error["error"].keys() - {"param"}
   assert written.get("type") == error.get("type")
   last = list_events(load(path, "error_stream.txt"))[-1][1]
-  failure = FORMS[path].write_failure({"message": "m", "type": "t", "code": "c"}, 500)
+  failure = FORMS[path].write_failure(dict(message="m", type="t", code="c"), 500)
   assert failure.get("type") == json.loads(last).get("type")
   assert failure["error"]["message"] == "m"
 
@@ -155,7 +155,7 @@ def test_a_reply_is_known_again_without_ids_and_layout():
   look = {"name": "look", "arguments": '{"at": "door"}'}
   wait = {"name": "wait", "arguments": "not json"}
   calls = [{"id": "1", "function": look}, {"id": "2", "function": wait}]
-  first = [{"role": "assistant", "content": "A look.", "tool_calls": calls}]
+  first = [dict(role="assistant", content="A look.", tool_calls=calls)]
   compact = {"name": "look", "arguments": '{"at":"door"}'}
   parts = [
     {"role": "assistant", "content": " A\nlook."},

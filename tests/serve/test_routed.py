@@ -96,7 +96,7 @@ def test_a_broken_stream_counts_at_its_worst_case(client, upstream):
     ({}, [{"type": "video_url", "video_url": {"url": "http://127.0.0.1/a"}}], 50_000),
     (
       {},
-      [{"type": "image_url", "image_url": {"url": "data:"}, "text": "a" * 10_000}],
+      [dict(type="image_url", image_url={"url": "data:"}, text="a" * 10_000)],
       60_000,
     ),
   ],
@@ -157,7 +157,7 @@ def test_a_session_goes_on_after_a_models_error(
   assert len(client.conversations()) == 1
 
 
-def test_a_model_that_fails_all_the_time_is_asked_once_in_a_while(
+def test_a_model_that_always_fails_is_asked_once_in_a_while(
   open_client, upstream, monkeypatch
 ):
   upstream.fault = lambda number, request: "500"
@@ -221,8 +221,8 @@ def test_a_models_window_decides_and_overflows_move_on(open_client, upstream):
 
 SIGNED = {
   "chat/completions": {"reasoning_details": [{"data": "SECRET"}]},
-  "responses": {"type": "reasoning", "id": "rs_1", "encrypted_content": "SECRET"},
-  "messages": {"type": "thinking", "thinking": "", "signature": "SECRET"},
+  "responses": dict(type="reasoning", id="rs_1", encrypted_content="SECRET"),
+  "messages": dict(type="thinking", thinking="", signature="SECRET"),
 }
 
 
@@ -236,10 +236,10 @@ def test_reasoning_stays_with_the_model_that_wrote_it(open_client, upstream, pat
   answer = call(client, path, history).json()
   if path == "chat/completions":
     turn = [answer["choices"][0]["message"] | SIGNED[path]]
-    result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    result = dict(role="tool", tool_call_id="c", content="ok")
   elif path == "responses":
     turn = [SIGNED[path], *answer["output"]]
-    result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+    result = dict(type="function_call_output", call_id="c", output="ok")
   else:
     turn = [{"role": "assistant", "content": [SIGNED[path], *answer["content"]]}]
     result = {"role": "user", "content": [{"type": "tool_result", "content": "ok"}]}
