@@ -6,6 +6,7 @@ import itertools
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
 
+from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_serve.forms.chat_completions import FORM
@@ -173,8 +174,10 @@ def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
 
   monkeypatch.setattr(RulePolicy, "choose", choose)
   messages = [*ASK]
+  router = Router(RulePolicy(PolicySpec("r"), None), ("small", "large"), 9, sessions=1)
   for score in (None, 0.25, 0.5):
     headers = {} if score is None else {"x-baar-score": f"{score}"}
     assert client.chat(headers=headers, messages=messages).status_code == 200
+    router.decide(messages, score=score)
     messages += [assistant("go"), *ASK]
-  assert scores == [[], [0.25], [0.25, 0.5]]
+  assert scores == [[], [], [0.25], [0.25], [0.25, 0.5], [0.25, 0.5]]
