@@ -70,28 +70,23 @@ def ask_while_stopping(tmp: Path) -> None:
     reply(pair)
 
 
-def damage(tmp: Path, change: str) -> None:
+def damage(tmp: Path, change: str) -> Calls:
   """Record a call, and damage its record."""
-  ask(tmp)
+  calls = Calls(tmp / "episodes.sqlite")
+  calls.begin(0, 0.5, "hash")
   with contextlib.closing(sqlite3.connect(tmp / "episodes.sqlite")) as db, db:
     db.execute(f"UPDATE calls SET {change}")
+  return calls
 
 
 def read_damaged_reply(tmp: Path) -> None:
-  damage(tmp, "reply = '{}', request = 'hash'")
-  with contextlib.closing(Calls(tmp / "episodes.sqlite")) as calls:
+  with contextlib.closing(damage(tmp, "reply = '{}'")) as calls:
     calls.find("hash")
 
 
 def read_damaged_cost(tmp: Path) -> None:
-  damage(tmp, "usd = -1")
+  damage(tmp, "usd = -1").close()
   read_spent(tmp, 2)
-
-
-def state_more_dollars(tmp: Path) -> None:
-  counts = {"prompt": 10**6, "completion": 0}
-  with open_pair(tmp) as pair:
-    pair.models[0].price.price_answer(Meter(counts=counts, cost_usd=2.0))
 
 
 def read_key(tmp: Path) -> None:
@@ -160,7 +155,9 @@ CASES = [
   ("small was not asked: the run is being stopped", ask_while_stopping),
   (
     "The provider states $2, but the prices give $1. Correct --config.models.prices.",
-    state_more_dollars,
+    lambda tmp: Price(1, 0.5, 4).price_answer(
+      Meter(counts={"prompt": 10**6, "completion": 0}, cost_usd=2.0)
+    ),
   ),
   (
     "small at 127.0.0.1 gave no whole answer (ExceptionGroup) (1 attempts)",

@@ -7,21 +7,15 @@ import pytest
 from baar_jax.llms.history import parse_action, read_chat, write_reply
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
-LOOK = {
-  "id": "1",
-  "type": "function",
-  "function": {"name": "look", "arguments": '{"at": "door"}'},
-}
-WAIT = {
-  "id": "2",
-  "type": "function",
-  "function": {"name": "wait", "arguments": "not json"},
-}
 PARTS = [
   {"type": "text", "text": "What is"},
   {"type": "image_url"},
   {"type": "input_audio"},
 ]
+
+
+def call(name, arguments):
+  return {"function": {"name": name, "arguments": arguments}}
 
 
 def say(role, content=None, **fields):
@@ -31,9 +25,10 @@ def say(role, content=None, **fields):
 user, assistant, tool = (
   functools.partial(say, role) for role in ("user", "assistant", "tool")
 )
+CALLS = [call("look", '{"at": "door"}'), call("wait", "not json")]
 CALLING = [
   user("Fix"),
-  assistant("A look.", tool_calls=[LOOK, WAIT]),
+  assistant("A look.", tool_calls=CALLS),
   tool("a"),
   tool("b"),
   user("c"),

@@ -140,10 +140,6 @@ def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
     assert (
       code == 0 and kills >= 3 and len(kept) == (6 + 2) * 2 * 2
     )  # train and dev tasks
-    # Requests without a recorded reply were in flight at a kill. Their kind is "open".
-    kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
-    assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
-    assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)
     assert most_replies(tmp_path) == 1
     spent = read_spent(tmp_path / "tiny", 2)
     assert sum(spent.replies_usd) <= billed(server) <= spent.at_most_usd
