@@ -3,8 +3,7 @@
 import contextlib
 import fcntl
 import os
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -24,15 +23,11 @@ from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.store import VERSION, Store, read_config, read_run, require_file
 
-
-@contextlib.contextmanager
-def open_run(tmp: Path) -> Iterator[Run]:
-  """Open a small run in `tmp`, with scripted models."""
-  with contextlib.closing(Run(tiny.config(tmp))) as run:
-    yield run
+TASK = Task("t", "train", "do it", 9)
+ENDLESS = Task("t", "train", "do it", -1)
 
 
-def store_damaged(tmp: Path) -> None:
+def damage_file(tmp: Path) -> None:
   Store(tmp / "store").close()
   with (tmp / "store").open("r+b") as file:
     file.seek(100)
@@ -40,62 +35,31 @@ def store_damaged(tmp: Path) -> None:
   Store(tmp / "store")
 
 
-def store_newer(tmp: Path) -> None:
-  Store(tmp / "store").close()
-  with contextlib.closing(sqlite3.connect(tmp / "store")) as db:
-    db.execute(f"PRAGMA user_version = {VERSION + 1}")
-  Store(tmp / "store")
-
-
-def store_twice(tmp: Path) -> None:
+def change_store(tmp: Path, change: str, read: Callable[[Store], object]) -> None:
+  """Change a store with one task and one episode by a command of SQL, and read it."""
   store = Store(tmp / "store")
-  store.add(tiny.episode(), tiny.episode())
-
-
-def damage_task(tmp: Path) -> None:
-  store = Store(tmp / "store")
-  store.put_tasks("train", [Task("t", "train", "do it", 9)])
-  store._db.execute("UPDATE tasks SET task = '{}'")
-  store.tasks("train")
-
-
-def damage_score(tmp: Path) -> None:
-  store = Store(tmp / "store")
+  store.put_tasks("train", [TASK])
   store.add(tiny.episode())
-  store._db.execute("UPDATE episodes SET score = 2")
-  store.table()
+  store._db.execute(change)
+  store._db.commit()
+  read(store)
 
 
-def make_used(tmp: Path) -> Path:
-  """Make the directory of a run with tasks."""
-  with open_run(tmp) as run:
+def change_run(
+  tmp: Path, change: Callable[[Path], object], kl_beta: float | None = None
+) -> None:
+  """Change the directory of a run with tasks, and open it again."""
+  config = tiny.config(tmp)
+  with contextlib.closing(Run(config)) as run:
     run.tasks("train")
-    return run.dir
+  change(run.dir)
+  if kl_beta is not None:
+    config.bopo.kl_beta = kl_beta
+  Run(config)
 
 
-def damage_config(tmp: Path) -> None:
-  directory = make_used(tmp)
-  (directory / "config.json").write_text("{")
-  read_config(directory)
-
-
-def put_pipe(tmp: Path) -> None:
-  directory = make_used(tmp)
-  os.mkfifo(directory / "metrics.jsonl")
-  read_config(directory)
-
-
-def lose_store(tmp: Path) -> None:
-  directory = make_used(tmp)
-  (directory / "episodes.sqlite").unlink()
-  read_config(directory)
-
-
-def lose_run(tmp: Path) -> None:
-  directory = make_used(tmp)
-  for name in ("episodes.sqlite", "config.json"):
-    (directory / name).unlink()
-  (directory / "checkpoints").mkdir()
+def lose_tasks(tmp: Path) -> None:
+  (tmp / "tiny" / "checkpoints").mkdir(parents=True)
   Run(tiny.config(tmp))
 
 
@@ -105,22 +69,15 @@ def use_twice(tmp: Path) -> None:
     Run(tiny.config(tmp))
 
 
-def change_field(tmp: Path) -> None:
-  make_used(tmp)
-  config = tiny.config(tmp)
-  config.bopo.kl_beta = 0.2
-  Run(config)
-
-
 def list_tasks(tmp: Path, *tasks: Task) -> None:
-  with open_run(tmp) as run:
+  with contextlib.closing(Run(tiny.config(tmp))) as run:
     for env in run.source.envs():
       env.tasks = lambda split: [*tasks]
     run.tasks("train")
 
 
 def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
-  """Act on a run whose episodes are recorded: five tasks without episodes."""
+  """Act on a run whose episodes are recorded: three tasks without episodes."""
   config = tiny.config(tmp, kind="recorded")
   config.models = ModelsConfig("chat")
   with contextlib.closing(Run(config)) as run:
@@ -145,8 +102,7 @@ def forget_texts() -> Episode:
 def differ(tmp: Path) -> None:
   # Two processes would need two interpreters; their exchange is simulated.
   first = Config()
-  second = Config(seed=1)
-  values = [run_file.flatten(first), run_file.flatten(second)]
+  values = [run_file.flatten(first), run_file.flatten(Config(seed=1))]
   with mock.patch.object(run_file, "exchange", lambda _: values):
     run_file._open_mesh(first)
 
@@ -166,136 +122,118 @@ def report_nothing(tmp: Path) -> None:
 
 
 CASES = [
+  ("...install it (...bubblewrap), or...--config.env.options.trusted=True...", confine),
   (
-    "...bubblewrap does not work here: install it (...bubblewrap), or run everything in "
-    "a container, with --config.env.options.trusted=True (no wall at all)",
-    confine,
-  ),
-  (
-    "--config.distributed.fsdp=1000 must divide the number of devices, .... "
-    "Set a divisor, or 0 for all devices.",
+    "--config.distributed.fsdp=1000 must divide...Set a divisor, or 0...",
     command,
     "--config.distributed.fsdp=1000",
   ),
+  ("TMP/store is no episode store...free disk space, restore...", damage_file),
   (
-    "TMP/store is no episode store that SQLite can use (...): free disk space, restore the file from a copy, or move it away",
-    store_damaged,
+    "TMP/store was made by an older or a newer version...choose another --config.name",
+    change_store,
+    f"PRAGMA user_version = {VERSION + 1}",
+    lambda store: Store(store._path),
   ),
   (
-    "TMP/store was made by an older or a newer version of this program: choose another --config.name",
-    store_newer,
+    "the episode ('p', 't', 0) is already stored in TMP/store...",
+    change_store,
+    "SELECT 1",
+    lambda store: store.add(tiny.episode()),
   ),
   (
-    "the episode ('p', 't', 0) is already stored in TMP/store: store each key once",
-    store_twice,
-  ),
-  ("TMP/store: train task 0 cannot be read: restore a copy of the file", damage_task),
-  (
-    "TMP/store: the episode of policy p, task t, seed 0 cannot be read: restore a copy of the file",
-    damage_score,
+    "TMP/store: train task 0 cannot be read: restore a copy of the file",
+    change_store,
+    "UPDATE tasks SET task = '{}'",
+    lambda store: store.tasks("train"),
   ),
   (
-    "TMP/tiny/config.json is damaged, or was made by an older version: restore the run's directory from a copy, or choose another --config.name",
-    damage_config,
+    "TMP/store: the episode of policy p, task t, seed 0 cannot be read...",
+    change_store,
+    "UPDATE episodes SET score = 2",
+    Store.table,
   ),
   (
-    "TMP/tiny/episodes.sqlite is missing or empty, so the spent dollars are unknown: restore the run's directory from a copy, or choose another --config.name",
-    lose_store,
+    "TMP/tiny/config.json is damaged, or was made by an older version: restore...",
+    change_run,
+    lambda run: (run / "config.json").write_text("{"),
   ),
   (
-    "TMP is no directory of a run: it has no config.json; give the directory <runs>/<name> of a run",
-    read_run,
+    "TMP/tiny/metrics.jsonl is not a regular file: restore...",
+    change_run,
+    lambda run: os.mkfifo(run / "metrics.jsonl"),
   ),
   (
-    "another process is using TMP/tiny: wait for its end or choose another --config.name",
-    use_twice,
+    "TMP/tiny/episodes.sqlite is missing or empty...dollars are unknown: restore...",
+    change_run,
+    lambda run: (run / "episodes.sqlite").unlink(),
   ),
   (
-    "TMP/tiny has checkpoints, and its store has no tasks: restore the run's directory from a copy, or choose another --config.name",
-    lose_run,
+    "TMP/tiny has bopo.kl_beta=0.04, this command has 0.2: set --config.bopo.kl_beta...",
+    change_run,
+    read_config,
+    0.2,
   ),
-  (
-    "TMP/tiny has bopo.kl_beta=0.04, this command has 0.2: set --config.bopo.kl_beta back, or choose another --config.name",
-    change_field,
-  ),
+  ("TMP/tiny has checkpoints, and its store has no tasks: restore...", lose_tasks),
+  ("TMP is no directory of a run...give the directory <runs>/<name>...", read_run),
+  ("another process is using TMP/tiny: wait...", use_twice),
   (
     "no train task is recorded yet: record five tasks first",
     read_recorded,
     lambda run: run.source.list_tasks("train"),
   ),
   (
-    "--config.env.kind=sandbox lists the task 't' twice: list each task once, in one split",
+    "...kind=sandbox lists the task 't' twice: list each task once...",
     list_tasks,
-    *[Task("t", "train", "do it", 9)] * 2,
+    TASK,
+    TASK,
   ),
-  (
-    "--config.env.kind=sandbox lists max_steps=-1 of 't': list 1 or more",
-    list_tasks,
-    Task("t", "train", "do it", -1),
-  ),
-  (
-    "TMP/tiny/metrics.jsonl is not a regular file: restore the run's directory from a copy, or choose another --config.name",
-    put_pipe,
-  ),
+  ("...kind=sandbox lists max_steps=-1 of 't': list 1 or more", list_tasks, ENDLESS),
   ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
-    "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record them first",
+    "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record...",
     read_recorded,
     profile_recorded,
   ),
   (
-    "episodes of always-SMALL were recorded without texts to learn from: record new ones...",
+    "episodes of always-SMALL were recorded without texts...record new ones...",
     read_recorded,
     lambda run: profile_recorded(run, forget_texts()),
   ),
   (
-    "on dev and test only always-SMALL and always-LARGE are recorded: record another...",
+    "...only always-SMALL and always-LARGE are recorded: record another...",
     read_recorded,
     lambda run: run.source.policies(jobs.BOUNDARIES, None),
   ),
-  (
-    "the processes have different --config.seed: start all processes with the same value",
-    differ,
-  ),
+  ("the processes have different --config.seed: start all...", differ),
   (
     "The model 'gpt-9' has no list price. Set --config.models.prices.",
     command,
     "--config.models.names=('gpt-9', 'gpt-4.1')",
   ),
   (
-    "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini'); one of them is costlier than the next: name the cheapest first, or set --config.models.prices",
+    "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')...name the cheapest first...",
     command,
     "--config.models.names=('gpt-4.1', 'gpt-4.1-mini')",
   ),
   (
-    "TMP/quickstart has not finished the stage profile: run --stage=profile first",
+    "...has not finished the stage profile: run --stage=profile first",
     command,
     "--stage=references",
   ),
   (
-    "TMP/quickstart has not finished the stage references: run --stage=references first",
-    command,
-    "--stage=pretrain",
-  ),
-  (
-    "TMP/quickstart has not finished the stage references: run --stage=references first",
+    "...has not finished the stage references: run --stage=references first",
     command,
     "--stage=sft",
   ),
+  ("BoSFT lacks episodes on dev: run --stage=evaluate first", report_unplayed),
+  ("no task and seed of test...run --stage=evaluate first", report_nothing),
   (
-    "BoSFT lacks episodes on dev: run --stage=evaluate first",
-    report_unplayed,
-  ),
-  (
-    "no task and seed of test has an episode of every policy: run --stage=evaluate first",
-    report_nothing,
-  ),
-  (
-    "always-LARGE must cost more and score more than always-SMALL, but their (cost, score) are (5.0, 0.6) and (5.0, 0.4): pass other boundaries",
+    "always-LARGE must cost more and score more...(5.0, 0.6) and (5.0, 0.4)...",
     lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),
   ),
   (
-    "got costs [nan] and scores [0.5]: pass a finite cost and a finite score for each point",
+    "got costs [nan] and scores [0.5]...",
     lambda tmp: frontier.pareto([float("nan")], [0.5]),
   ),
 ]

@@ -23,111 +23,77 @@ def config(tmp_path):
   return tiny.config(tmp_path)
 
 
-@pytest.fixture
-def opened():
-  """Open runs that are closed at the end of the test."""
-  with contextlib.ExitStack() as stack:
-    yield lambda config: stack.enter_context(contextlib.closing(Run(config)))
-
-
-def test_compiled_programs_are_not_in_the_runs_directory(
-  opened, config, tmp_path, monkeypatch
-):
-  """A stranger may have made the directory, so the user's cache holds them."""
-  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-  monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
-  before = jax.config.jax_compilation_cache_dir
-  opened(config)
-  after = jax.config.jax_compilation_cache_dir
-  jax.config.update("jax_compilation_cache_dir", before)
-  assert after == str(tmp_path / "cache" / "compiled")
-
-
-class Counting(RulePolicy):
-  """A policy that always calls SMALL, and keeps the keys of its episodes."""
-
-  def __init__(self):
-    super().__init__(PolicySpec("counted"), self.decide)
-    self.asked = []
-
-  def decide(self, live, spec):
-    self.asked += [(live.task.id, live.job.seed)] * (not live.steps)
-    return 0
-
-
-def refused(config) -> str:
-  """Return the one-line error of a run that cannot be opened."""
-  with pytest.raises(ValueError) as error:
-    Run(config)
-  text = str(error.value)
-  assert "\n" not in text
-  return text
-
-
-def used_directory(config):
+def use(config):
   """Make the directory of a closed run with tasks."""
   with contextlib.closing(Run(config)) as run:
     run.tasks("train")
     return run.dir
 
 
+def assert_refused(config, problem):
+  """Check that a run cannot be opened, nor counted, with an error of one line."""
+  for start in (Run, lambda config: plan.main(config, ["profile"])):
+    with pytest.raises(ValueError, match=f"^[^\n]*{problem}[^\n]*$"):
+      start(config)
+
+
+def test_compiled_programs_are_not_in_the_runs_directory(config, tmp_path, monkeypatch):
+  """A stranger may have made the directory, so the user's cache holds them."""
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+  monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
+  before = jax.config.jax_compilation_cache_dir
+  Run(config).close()
+  after = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", before)
+  assert after == str(tmp_path / "cache" / "compiled")
+
+
 def test_a_run_with_another_option_is_refused(config):
-  path = used_directory(config) / "config.json"
-  written = json.loads(path.read_text())
-  written["env"]["options"] = {"short_tasks": False}
-  changed = json.dumps(written)
+  path = use(config) / "config.json"
+  config.env.options = {"short_tasks": False}
+  changed = json.dumps(dataclasses.asdict(config))
   path.write_text(changed)
-  assert read_config(path.parent).env.options == {"short_tasks": False}
-  message = (
-    "has env.options.short_tasks=False, this command has None: "
-    "set --config.env.options.short_tasks back"
-  )
-  assert message in refused(config) and path.read_text() == changed
+  assert read_config(path.parent) == config
+  config.env.options = {}
+  problem = "has env.options.short_tasks=False, this command has None: set --config.env"
+  with pytest.raises(ValueError, match=problem):
+    Run(config)
+  assert path.read_text() == changed
 
 
-LOST = "restore the run's directory from a copy, or choose another --config.name"
-TEXTS = [
-  "[]",
-  "null",
-  "\x00",
-  "[" * 100_000,
-]
-CHANGES = [{"models": {"field_of_another_version": 1}}, {"env": {"options": 3}}]
-CHANGES += [{"env": 3}, {"bopo": 3}, {"distributed": {"processes": None}}]
-
-
-def test_a_run_with_an_empty_store_is_refused(config):
-  """A fresh store would forget the spent dollars, so the cap would begin again."""
-  store = used_directory(config) / "episodes.sqlite"
-  store.write_bytes(b"")
-  with pytest.raises(ValueError, match="sqlite is missing or empty"):
-    plan.main(config, ["profile"])
-  assert "sqlite is missing or empty" in refused(config)
-
-
-def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
-  path = used_directory(config) / "config.json"
+def test_an_unreadable_config_is_refused(config):
+  path = use(config) / "config.json"
   stored = dataclasses.asdict(config)
-  for text in [*TEXTS, *(json.dumps(stored | change) for change in CHANGES)]:
+  for change in (
+    {"models": {"field_of_another_version": 1}},
+    {"env": {"options": 3}},
+    {"bopo": 3},
+    {"distributed": {"processes": None}},
+  ):
+    path.write_text(json.dumps(stored | change))
+    assert_refused(config, "config.json is damaged, or .* older version: restore")
+  for text in ("[]", "null", "\x00", "[" * 100_000):
     path.write_text(text)
-    assert (
-      refused(config) == f"{path} is damaged, or was made by an older version: {LOST}"
-    )
-  distributed = {"processes": 2, "coordinator": "host:1"}
-  path.write_text(json.dumps(stored | {"distributed": distributed}))
-  assert (
-    "episodes-1.sqlite is missing or empty, so the spent dollars are unknown"
-    in refused(config)
-  )
+    assert_refused(config, "config.json is damaged, or .* older version: restore")
 
 
-def collect(run, policy, jobs):
-  return run.source.episodes("some", Planned(policy.spec, jobs), lambda spec: policy)
+def test_a_run_that_lacks_a_store_is_refused(config):
+  """A fresh store would forget the spent dollars, so the cap would begin again."""
+  directory = use(config)
+  config.distributed.processes = 2
+  config.distributed.coordinator = "host:1"
+  (directory / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+  assert_refused(config, "episodes-1.sqlite is missing or empty, so the spent dollars")
+  (directory / "episodes.sqlite").write_bytes(b"")
+  assert_refused(config, "episodes.sqlite is missing or empty")
 
 
-def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
-  run = opened(config)
-  first, second, third = run.tasks("train")[:3]
+def test_an_episode_that_failed_is_played_again_alone(config, capsys):
+  asked = []
+
+  def decide(live, spec):
+    asked.append(live.task.id)
+    return 0
 
   class Dying(Sandbox):
     def reset(self, task_id):
@@ -135,14 +101,18 @@ def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
         raise EnvDied("the process was killed")
       return super().reset(task_id)
 
-  run.source._envs = [Dying(**tiny.SIZES)]
-  jobs = [Job(task, "profile", 0) for task in (first, second, third)]
-  assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
-  message = capsys.readouterr().out.splitlines()
-  assert message == [
-    f"left out: {first.id} seed 0, some: the process was killed; run again to play it again"
-  ]
-  run.source._envs = [Sandbox(**tiny.SIZES)]
-  policy = Counting()
-  assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
-  assert policy.asked == [(first.id, 0)]
+  def collect(env):
+    run.source._envs = [env]
+    policy = RulePolicy(PolicySpec("counted"), decide)
+    episodes = run.source.episodes("some", Planned(policy.spec, jobs), lambda _: policy)
+    return [e.task_id for e in episodes]
+
+  with contextlib.closing(Run(config)) as run:
+    first, second, third = run.tasks("train")[:3]
+    jobs = [Job(task, "profile", 0) for task in (first, second, third)]
+    assert collect(Dying(**tiny.SIZES)) == [second.id, third.id]
+    message = f"left out: {first.id} seed 0, some: the process was killed; run again"
+    assert message in capsys.readouterr().out
+    asked.clear()
+    assert collect(Sandbox(**tiny.SIZES)) == [first.id, second.id, third.id]
+    assert {*asked} == {first.id}
