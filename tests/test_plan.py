@@ -20,18 +20,20 @@ def config(tmp_path):
 def table(config, capsys) -> dict[str, list[float]]:
   """Run the dry run; return episodes, calls and dollars by stage."""
   plan.main(config, STAGES)
-  lines = capsys.readouterr().out.splitlines()
-  cells = [
-    line.rsplit(maxsplit=3) for line in lines if line.startswith((*STAGES, "in all"))
-  ]
-  return {name: [float(cell.replace(",", "")) for cell in row] for name, *row in cells}
+  rows = {}
+  for line in capsys.readouterr().out.replace(",", "").splitlines():
+    if line.startswith((*STAGES, "in all")):
+      name, *cells = line.rsplit(maxsplit=3)
+      rows[name] = [*map(float, cells)]
+  return rows
 
 
 def test_a_dry_run_creates_no_file_and_needs_no_key(
   config, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  config.models, config.baselines.rivals = ModelsConfig(kind="chat"), ("vanilla",)
+  config.models = ModelsConfig(kind="chat")
+  config.baselines.rivals = ("vanilla",)
   rows = table(config, capsys)
   assert list(tmp_path.iterdir()) == []
   # 6 training and 2 dev tasks, 2 trials of 2 boundaries; 60 % of 10 steps each. A SMALL episode of
@@ -51,9 +53,8 @@ def test_a_dry_run_creates_no_file_and_needs_no_key(
     "in all": 32 + 9 + 8 + 24 + 55,
   }
   assert {name: rows[name][0] for name in numbers} == numbers
-  config.references.plans = (
-    SamplePlan("samples", 3, True),
-  )  # of 4 other training tasks
+  # of 4 other training tasks
+  config.references.plans = (SamplePlan("samples", 3, True),)
   assert table(config, capsys)["references"][0] == 9 + 4 * 3
   config.references.plans = (SamplePlan("steps", 2),)
   config.references.clone_large = True  # only these, of 2 hard training tasks
@@ -61,17 +62,17 @@ def test_a_dry_run_creates_no_file_and_needs_no_key(
 
 
 def test_missing_episodes_cost_the_mean_of_stored_ones(config, capsys):
-  config.evaluate.usd_budgets = (2.5,)
+  config.evaluate.usd_budgets = (5.0,)
   with contextlib.closing(Run(config)) as run:
-    for seed, usd in enumerate((1.0, 2.0, 3.0)):
-      run.store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
-      run.store.add(
-        tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd)
-      )
+    for seed, usd in enumerate((1.0, 2.0, 6.0)):
+      small = tiny.episode("other", "always-small", seed, "SS", cost_usd=usd)
+      large = tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd)
+      run.store.add(small, large)
   rows = table(config, capsys)
-  # 16 episodes of each boundary are missing: of $2 and 2 calls, of $20 and 4 calls.
-  assert rows["profile"] == [32, 16 * 2 + 16 * 4, 16 * 2 + 16 * 20]
-  assert rows["bopo"] == [8, 8 * 3, 8 * 11]  # between them
-  # 5 of always-small, 5 of always-large, and 70 between them. Of these the budget adds 25: always-
-  # small, and First-Large, random, sft, bopo: $2.5, of which always-small expects $2.
-  assert rows["evaluate"][::2] == [80 + 25, 5 * 2 + 5 * 20 + 70 * 11 + 5 * 2 + 20 * 2.5]
+  # 16 episodes of each boundary are missing: of $3 and 2 calls, of $30 and 4 calls.
+  assert rows["profile"] == [32, 16 * 2 + 16 * 4, 16 * 3 + 16 * 30]
+  assert rows["bopo"] == [8, 8 * 3, 8 * 16.5]  # between them
+  # 5 of always-small, 5 of always-large, and 35 between them. The cap of $5 adds 5 of always-
+  # small, which expects $3, and of First-Large, random, sft and bopo.
+  usd = 5 * 3 + 5 * 30 + 35 * 16.5 + 5 * 3 + 20 * 5.0
+  assert rows["evaluate"][::2] == [45 + 25, usd]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hand import live, models
 
+from baar_jax.config import SamplePlan
 from baar_jax.episode import Step
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
@@ -112,3 +113,33 @@ def test_privileged_chooses_the_largest_gain(small_loss, known_share, mu, model)
     next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(context))
   move = end.value.value
   assert move.reply == move.decision.model == model
+
+
+def test_sample_k_of_n_takes_large_with_probability_k_over_n():
+  plans = (SamplePlan("samples", 3),)
+  for k in (1, 2, 3):
+    lives = [live("t", k, step, purpose="reference") for step in range(1000)]
+    large = sum(models("stratified", lives, plans=plans))
+    # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
+    assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
+
+
+def test_exploration_takes_large_at_consecutive_steps():
+  # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4. Then
+  # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
+  steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
+  repeats = "LLLLSSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
+  together = SamplePlan("steps", 5), SamplePlan("repeats", 3)
+  stratified = SamplePlan("samples", 4)
+  for k, letters in enumerate(steps + repeats, 1):
+    # Other tasks have these samples after 4 stratified ones.
+    for sample, plans in ((k, together), (4 + k, (stratified, *together))):
+      lives = [live("t", sample, step, purpose="exploration") for step in range(10)]
+      taken = models("exploration", lives, plans=plans)
+      assert "".join("SL"[model] for model in taken) == letters
+  # The stratified samples of the exploration have draws of their own.
+  draws = []
+  for purpose in ("reference", "exploration"):
+    lives = [live("t", 2, step, purpose=purpose) for step in range(30)]
+    draws.append(models("stratified", lives, plans=(stratified,)))
+  assert draws[0] != draws[1]
