@@ -136,6 +136,7 @@ def test_readme_links_the_files_of_the_afternoon_in_order():
   lines = (ROOT / "docs" / "afternoon.txt").read_text().splitlines()
   table = README.read_text().partition("in an afternoon\n")[2].partition("\n## ")[0]
   files = [line.split()[0] for line in lines]
+  assert len(files) > 9 and all((ROOT / file).is_file() for file in files)
   assert re.findall(r"\]\((baar_jax/[^)]*)\)", table) == files
 
 

@@ -1,9 +1,10 @@
-"""The rules of the house: layers, and what starts fast without JAX."""
+"""The rules of the house: layers, two programs, and what starts fast without JAX."""
 
 import ast
 import contextlib
 import graphlib
 import importlib
+import re
 import subprocess
 import sys
 import typing
@@ -17,7 +18,7 @@ from baar_jax.rollout.jobs import Source
 from baar_jax.run import Run
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "baar_jax"
+CORE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
 LAYERS = [
   "config,episode,flags,mesh",
@@ -36,6 +37,16 @@ LAYERS = [
   "stages",
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split(",")}
+# The two programs and their configurations, with what they never import. Nothing imports
+# what only a maintainer or a reader runs.
+APART = {
+  "baar_jax": {"main", "configs", "baar_serve", "tools", "examples"},
+  "configs": {"main", "baar_serve", "tools", "examples"},
+  "main": {"baar_serve", "tools", "examples"},
+  "baar_serve": {"main", "tools", "examples"},
+}
+# Words of the endpoint. In the core, only the class Router knows a session.
+ENDPOINT = re.compile(r"(?i)\b(serve[dr]?|serving|sessions?|purses?)\b")
 # What child processes and engines of other Pythons do without.
 HEAVY = {
   "jax",
@@ -66,30 +77,24 @@ def imports(path: Path) -> set[str]:
   return names
 
 
-PATHS = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"] + [
-  ROOT / "main.py"
-]
-ALL = {
-  ".".join(path.relative_to(ROOT).with_suffix("").parts): imports(path)
-  for path in PATHS
-}
+def imports_of(*paths: Path) -> dict[str, set[str]]:
+  """Map the name of each module to what it imports."""
+  files = {}
+  for path in paths:
+    files[".".join(path.relative_to(ROOT).with_suffix("").parts)] = imports(path)
+  return files
+
+
+PACKAGES = [*CORE.rglob("__init__.py")]
+ALL = imports_of(ROOT / "main.py", *({*CORE.rglob("*.py")} - {*PACKAGES}))
 # The files of the package that each file imports, as modules or for names in them.
-INNER = {
-  name: {
-    module
-    for full in names
-    for module in (full, full.rpartition(".")[0])
-    if module in ALL
-  }
-  for name, names in ALL.items()
-}
-REACHED, CHAIN = (
-  {},
-  {},
-)  # all files that importing one imports, and the longest chain from it down
-for file in graphlib.TopologicalSorter(
-  INNER
-).static_order():  # it raises where imports are a cycle
+INNER = {}
+for name, names in ALL.items():
+  INNER[name] = (names | {full.rpartition(".")[0] for full in names}) & ALL.keys()
+REACHED = {}  # all files that importing one imports
+CHAIN = {}  # the longest chain of imports from a file down
+# This raises where imports are a cycle.
+for file in graphlib.TopologicalSorter(INNER).static_order():
   REACHED[file] = {file}.union(*(REACHED[inner] for inner in INNER[file]))
   CHAIN[file] = 1 + max((CHAIN[inner] for inner in INNER[file]), default=0)
 
@@ -98,17 +103,35 @@ def test_files_import_from_lower_layers_and_their_own():
   for name in ALL.keys() - {"main"}:
     package = name.split(".")[1]
     for inner in INNER[name]:
-      folder = inner.partition("baar_jax.")[2].split(".")[0]
+      folder = inner.split(".")[1]
       sibling = folder == package != "stages"  # a stage never imports a stage
       assert sibling or LEVEL[folder] < LEVEL[package], f"{name} imports {inner}"
-    assert not {"main", "configs"} & {full.split(".")[0] for full in ALL[name]}, name
+
+
+@pytest.mark.parametrize("program", APART)
+def test_the_programs_are_apart(program):
+  paths = [ROOT / f"{program}.py", *(ROOT / program).rglob("*.py")]
+  for name, names in imports_of(*filter(Path.exists, paths)).items():
+    assert not APART[program] & {full.split(".")[0] for full in names}, name
+
+
+def test_the_core_has_no_word_of_the_endpoint():
+  assert ENDPOINT.search("Sessions: each") and ENDPOINT.search("the server.")
+  paths = [ROOT / "main.py", *CORE.rglob("*.*"), *(ROOT / "configs").rglob("*.py")]
+  for path in paths:
+    if path.suffix != ".pyc" and path != CORE / "decide.py":
+      assert not ENDPOINT.findall(path.read_text()), path
+
+
+def test_tests_import_helpers_and_no_other_test():
+  for path in (ROOT / "tests").rglob("*.py"):
+    names = {full.removeprefix("tests.") for full in imports(path)}
+    assert not any(name.startswith("test_") for name in names), path
 
 
 def test_chains_are_short_and_packages_import_nothing():
   assert CHAIN["main"] <= LONGEST_CHAIN
-  assert {name for path in PACKAGE.rglob("__init__.py") for name in imports(path)} == {
-    "importlib"
-  }
+  assert set().union(*map(imports, PACKAGES)) == {"importlib"}
 
 
 def test_environments_do_without_heavy_libraries():
@@ -119,18 +142,20 @@ def test_environments_do_without_heavy_libraries():
       assert not outer & HEAVY and "baar_jax.config" not in REACHED[name], name
 
 
-def test_what_a_new_python_has_loaded():
+@pytest.mark.parametrize(
+  "modules, unwanted",
+  [
+    ("baar_jax.envs.process, baar_jax.envs.sandbox.adapter", HEAVY | {"numpy"}),
+    ("main", {"openai", "httpx", "httpx2"}),
+  ],
+)
+def test_what_a_new_python_has_loaded(modules, unwanted):
   """As Python sees it, also what libraries import: of a child process, and of scripted runs, which
   do without the client of API models."""
-  child = "baar_jax.envs.process, baar_jax.envs.sandbox.adapter"
-  for modules, unwanted in (
-    (child, HEAVY | {"numpy"}),
-    ("main", {"openai", "httpx", "httpx2"}),
-  ):
-    code = f"import sys, {modules}; print(*sys.modules)"
-    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-    loaded = {name.split(".")[0] for name in printed.split()}
-    assert "baar_jax" in loaded and not loaded & unwanted
+  code = f"import sys, {modules}; print(*sys.modules)"
+  printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+  loaded = {name.split(".")[0] for name in printed.split()}
+  assert "baar_jax" in loaded and not loaded & unwanted
 
 
 @pytest.fixture(scope="module")
@@ -139,21 +164,16 @@ def run(tmp_path_factory):
     yield run
 
 
-def list_members(type_: type) -> set[str]:
-  """List what a protocol asks for."""
-  names = set()
+def may_be(run: Run, type_: type) -> bool:
+  """Tell whether a run may be a value of a type: by its class, or by what it can do."""
+  if not getattr(type_, "_is_protocol", False):
+    return isinstance(run, type_)
+  members = set()
   for base in type_.__mro__:
     if getattr(base, "_is_protocol", False):
-      names |= {*vars(base), *base.__annotations__}
-  return {name for name in names if not name.startswith("_")}
-
-
-def is_run(type_: type, run: Run) -> bool:
-  """Tell whether a run may be a value of a type: by its class, or by what it can do."""
-  if getattr(type_, "_is_protocol", False):
-    members = list_members(type_)
-    return bool(members) and all(hasattr(run, name) for name in members)
-  return type_ not in (object, typing.Any) and isinstance(run, type_)
+      members |= {*vars(base), *base.__annotations__}
+  members = [name for name in members if not name.startswith("_")]
+  return bool(members) and all(hasattr(run, name) for name in members)
 
 
 def test_methods_take_values_and_never_a_run_or_a_store(run):
@@ -161,13 +181,12 @@ def test_methods_take_values_and_never_a_run_or_a_store(run):
   types = set()
   for name in ALL:
     if name.startswith(METHODS):
+      assert "baar_jax.store" not in INNER[name]
       for inner in REACHED[name]:
         values = vars(importlib.import_module(inner)).values()
         types |= {value for value in values if isinstance(value, type)}
-  assert Source in types and Run not in types
-  assert not any("baar_jax.store" in INNER[n] for n in ALL if n.startswith(METHODS))
   own = [type_ for type_ in types if type_.__module__.startswith("baar_jax.")]
-  assert not [type_ for type_ in own if is_run(type_, run)]
+  assert Source in own and not [type_ for type_ in own if may_be(run, type_)]
 
 
 def test_a_run_in_disguise_is_found(run):
@@ -179,4 +198,4 @@ def test_a_run_in_disguise_is_found(run):
   class Other(Runner, typing.Protocol):
     def fly(self) -> None: ...
 
-  assert [is_run(type_, run) for type_ in (Run, Runner, Other)] == [True, True, False]
+  assert [may_be(run, type_) for type_ in (Run, Runner, Other)] == [True, True, False]

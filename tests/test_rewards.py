@@ -1,4 +1,4 @@
-"""rewards.py against sums worked out by hand; test_dataset has the difficulties."""
+"""rewards.py against sums worked out by hand; test_references has the difficulties."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_boundary_reward():
 @pytest.mark.parametrize(
   "reward_G, reference, options, expected",
   [
-    # tests/test_losses.py has rewards that differ, and the default clip.
+    # tests/test_bopo.py has rewards that differ, and the default clip.
     # Equal rewards, std 0: (0.8 - 1) / 0.1 below the reference; 0 above it
     ([0.8] * 4, 1.0, {}, [-2.0] * 4),
     ([1.3] * 4, 1.0, {}, [0.0] * 4),
