@@ -52,45 +52,45 @@ class Chat:
   last = "data: [DONE]\n\n"
 
   def usage(self, billed: dict) -> dict:
-    return {
-      "prompt_tokens": billed["prompt_tokens"],
-      "completion_tokens": billed["completion_tokens"],
-      "prompt_tokens_details": {"cached_tokens": billed["cached"]},
-      "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
-    }
+    return dict(
+      prompt_tokens=billed["prompt_tokens"],
+      completion_tokens=billed["completion_tokens"],
+      prompt_tokens_details={"cached_tokens": billed["cached"]},
+      total_tokens=billed["prompt_tokens"] + billed["completion_tokens"],
+    )
 
   def body(self, model: str, reply: Reply, number: int) -> dict:
-    message = {"role": "assistant", "content": reply.text}
+    message = dict(role="assistant", content=reply.text)
     calls = []
     for place, (name, arguments) in enumerate(reply.calls):
-      function = {"name": name, "arguments": json.dumps(arguments)}
+      function = dict(name=name, arguments=json.dumps(arguments))
       call_id = f"call_{number}_{place}"
-      calls.append({"id": call_id, "type": "function", "function": function})
+      calls.append(dict(id=call_id, type="function", function=function))
     if calls:
       message["tool_calls"] = calls
     reason = "tool_calls" if calls else "stop"
-    choice = {"index": 0, "finish_reason": reason, "message": message}
-    head = {"id": f"c{number}", "object": "chat.completion", "created": 1}
-    return head | {"model": model, "choices": [choice]}
+    choice = dict(index=0, finish_reason=reason, message=message)
+    head = dict(id=f"c{number}", object="chat.completion", created=1)
+    return head | dict(model=model, choices=[choice])
 
   def events(self, body: dict) -> Iterable[Event]:
     chunk = body | {"object": "chat.completion.chunk"}
     del chunk["usage"]
     choice = body["choices"][0]
-    deltas = [{"role": "assistant", "content": ""}]
+    deltas = [dict(role="assistant", content="")]
     deltas += [{"content": word} for word in words(choice["message"]["content"])]
     for index, call in enumerate(choice["message"].get("tool_calls", ())):
       deltas.append({"tool_calls": [call | {"index": index}]})
     for delta in deltas:
-      part = {"index": 0, "delta": delta, "finish_reason": None}
+      part = dict(index=0, delta=delta, finish_reason=None)
       yield "", chunk | {"choices": [part]}
-    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    end = dict(index=0, delta={}, finish_reason=choice["finish_reason"])
     yield "", chunk | {"choices": [end]}
     if body["usage"]:
-      yield "", chunk | {"choices": [], "usage": body["usage"]}
+      yield "", chunk | dict(choices=[], usage=body["usage"])
 
   def error(self, status: str, code: str, message: str) -> dict:
-    return {"error": {"message": message, "type": "x", "code": code or None}}
+    return {"error": dict(message=message, type="x", code=code or None)}
 
 
 class Responses(Chat):
@@ -99,33 +99,33 @@ class Responses(Chat):
   last = ""
 
   def usage(self, billed: dict) -> dict:
-    return {
-      "input_tokens": billed["prompt_tokens"],
-      "input_tokens_details": {"cached_tokens": billed["cached"]},
-      "output_tokens": billed["completion_tokens"],
-      "output_tokens_details": {"reasoning_tokens": 0},
-      "total_tokens": billed["prompt_tokens"] + billed["completion_tokens"],
-    }
+    return dict(
+      input_tokens=billed["prompt_tokens"],
+      input_tokens_details={"cached_tokens": billed["cached"]},
+      output_tokens=billed["completion_tokens"],
+      output_tokens_details={"reasoning_tokens": 0},
+      total_tokens=billed["prompt_tokens"] + billed["completion_tokens"],
+    )
 
   def body(self, model: str, reply: Reply, number: int) -> dict:
     output = []
     if reply.text:
-      part = {"type": "output_text", "text": reply.text}
-      message = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
+      part = dict(type="output_text", text=reply.text)
+      message = dict(id=f"msg_{number}", type="message", role="assistant")
       output.append(message | {"content": [part]})
     for place, (name, arguments) in enumerate(reply.calls):
-      item = {"id": f"fc_{number}_{place}", "call_id": f"call_{number}_{place}"}
+      item = dict(id=f"fc_{number}_{place}", call_id=f"call_{number}_{place}")
       if isinstance(arguments, str):
-        item |= {"type": "custom_tool_call", "input": arguments}
+        item |= dict(type="custom_tool_call", input=arguments)
       else:
-        item |= {"type": "function_call", "arguments": json.dumps(arguments)}
+        item |= dict(type="function_call", arguments=json.dumps(arguments))
       output.append(item | {"name": name})
-    head = {"id": f"resp_{number}", "object": "response", "status": "completed"}
-    return head | {"model": model, "output": output}
+    head = dict(id=f"resp_{number}", object="response", status="completed")
+    return head | dict(model=model, output=output)
 
   def events(self, body: dict) -> Iterable[Event]:
     """Leave out most events, because only the last one has what a client needs."""
-    yield self.event("created", response=body | {"output": [], "usage": None})
+    yield self.event("created", response=body | dict(output=[], usage=None))
     for index, item in enumerate(body["output"]):
       yield self.event("output_item.done", output_index=index, item=item)
     yield self.event("completed", response=body)
@@ -141,26 +141,26 @@ class Messages:
   last = ""
 
   def usage(self, billed: dict) -> dict:
-    return {
-      "input_tokens": billed["prompt_tokens"] - billed["cached"],
-      "cache_read_input_tokens": billed["cached"],
-      "output_tokens": billed["completion_tokens"],
-    }
+    return dict(
+      input_tokens=billed["prompt_tokens"] - billed["cached"],
+      cache_read_input_tokens=billed["cached"],
+      output_tokens=billed["completion_tokens"],
+    )
 
   def body(self, model: str, reply: Reply, number: int) -> dict:
-    content = [{"type": "text", "text": reply.text}] if reply.text else []
+    content = [dict(type="text", text=reply.text)] if reply.text else []
     for place, (name, arguments) in enumerate(reply.calls):
-      call = {"type": "tool_use", "id": f"toolu_{number}_{place}"}
-      content.append(call | {"name": name, "input": arguments})
-    return {
-      "id": f"msg_{number}",
-      "type": "message",
-      "role": "assistant",
-      "model": model,
-      "content": content,
-      "stop_reason": "tool_use" if reply.calls else "end_turn",
-      "stop_sequence": None,
-    }
+      call = dict(type="tool_use", id=f"toolu_{number}_{place}")
+      content.append(call | dict(name=name, input=arguments))
+    return dict(
+      id=f"msg_{number}",
+      type="message",
+      role="assistant",
+      model=model,
+      content=content,
+      stop_reason="tool_use" if reply.calls else "end_turn",
+      stop_sequence=None,
+    )
 
   def events(self, body: dict) -> Iterable[Event]:
     for name, fields in self._events(body):
@@ -169,7 +169,7 @@ class Messages:
   def _events(self, body):
     usage = body["usage"]
     begun = usage and usage | {"output_tokens": 1}
-    start = body | {"content": [], "stop_reason": None, "usage": begun}
+    start = body | dict(content=[], stop_reason=None, usage=begun)
     yield "message_start", {"message": start}
     for index, block in enumerate(body["content"]):
       place = {"index": index}
@@ -186,12 +186,12 @@ class Messages:
       for word in words(text):
         yield "content_block_delta", place | {"delta": {"type": kind, field: word}}
       yield "content_block_stop", place
-    end = {"stop_reason": body["stop_reason"], "stop_sequence": None}
-    yield "message_delta", {"delta": end, "usage": usage}
+    end = dict(stop_reason=body["stop_reason"], stop_sequence=None)
+    yield "message_delta", dict(delta=end, usage=usage)
     yield "message_stop", {}
 
   def error(self, status: str, code: str, message: str) -> dict:
-    return {"type": "error", "error": {"type": code or "x", "message": message}}
+    return dict(type="error", error=dict(type=code or "x", message=message))
 
 
 FORMS = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}
