@@ -79,7 +79,6 @@ def test_a_prompt_is_cached_until_its_lifetime_ends():
   # The newer prompt, which shares less, is still there.
   reads = [Read(2000, 10.0), Read(1300, 100.0)]
   assert cached_tokens(GPT, reads, 2100, 310.1) == 1280
-  assert cached_tokens(GPT, [Read(5000, 0.0)], 2100, 1.0) == 2048
 
 
 @given(RULES, READS, READS, COUNTS, SECONDS)

@@ -1,7 +1,6 @@
 """Test what whole runs pay, with a stand-in server as models that has faults."""
 
 import contextlib
-import json
 import random
 import signal
 import sqlite3
@@ -98,10 +97,6 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   at_most_usd = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= at_most_usd + 1e-9 < 3 * billed(server)
   assert most_replies(tmp_path) == 1
-  results = json.loads((tmp_path / "tiny/report/results.json").read_text())
-  usd = {row["part"]: row["usd"] for row in results["ledger"]}
-  stated_usd = usd["total"] + usd["unknown, at most"] - usd["router"]
-  assert stated_usd == pytest.approx(at_most_usd)
   texts = ["".join([*lines, *capsys.readouterr()]).encode()]
   for path in (tmp_path / "tiny").rglob("*"):
     texts += [path.read_bytes()] if path.is_file() else []
