@@ -77,6 +77,9 @@ def main(command: tuple[Config, str]) -> int:
   logging.set_verbosity(logging.WARNING)
   config, stage = command
   stages = list(STAGES) if stage == "all" else [stage]
+  if stage == "all" and config.env.kind == RECORDED:
+    # These two play episodes, and a recorded run has no environment to play them in.
+    stages = [name for name in stages if name not in ("bopo", "baselines")]
   try:
     validate(config)
     if stage in EXTRA and config.distributed.processes > 1:
@@ -152,7 +155,10 @@ def find_usual(argv: list[str]) -> Config:
   if given["config.name"]:
     directory = Path(given["config.runs"] or usual.runs, given["config.name"])
     if (directory / "config.json").is_file():
-      return read_config(directory)
+      stored = read_config(directory)
+      # A run may have been moved, and each command says how many processes it has.
+      stored.runs, stored.distributed = str(directory.parent), usual.distributed
+      return stored
   return usual
 
 
