@@ -1,5 +1,6 @@
 """Check that shipped configurations are valid, and wrong values are refused by name."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -156,6 +157,12 @@ def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
   assert read("--config=quickstart.py", runs, "--config.name=mine").env == usual
   assert read(runs, "--config.name=other").env == usual
   assert read(runs).env == usual
+  # The run is moved, and another command had two processes.
+  text = json.dumps(
+    dataclasses.asdict(stored) | {"runs": "/gone", "distributed": {"processes": 2}}
+  )
+  (tmp_path / "mine" / "config.json").write_text(text)
+  assert read(runs, "--config.name=mine") == stored
 
 
 def test_a_mistake_ends_with_exit_code_2():

@@ -253,7 +253,7 @@ class ChatModel:
       return read_refusal(status, response.content, response.headers, self._key)
     except openai.APIConnectionError as error:
       if not isinstance(error.__cause__, LOST):
-        raise  # The library wraps every exception of sending; this one is a bug of ours.
+        raise  # The library wraps every exception of sending; this is a bug of ours.
       return explain(error.__cause__)
     except LOST as failure:
       return explain(failure)
