@@ -158,10 +158,9 @@ def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
   assert read(runs, "--config.name=other").env == usual
   assert read(runs).env == usual
   # The run is moved, and another command had two processes.
-  text = json.dumps(
-    dataclasses.asdict(stored) | {"runs": "/gone", "distributed": {"processes": 2}}
-  )
-  (tmp_path / "mine" / "config.json").write_text(text)
+  fields = dataclasses.asdict(stored) | {"runs": "/gone"}
+  fields["distributed"]["processes"] = 2
+  (tmp_path / "mine" / "config.json").write_text(json.dumps(fields))
   assert read(runs, "--config.name=mine") == stored
 
 
