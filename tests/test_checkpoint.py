@@ -35,7 +35,8 @@ def start(code: str, directory: Path, first: int, end: int) -> subprocess.Popen:
   return subprocess.Popen(
     [sys.executable, "-c", code, str(directory), str(first), str(end)],
     cwd=Path(__file__).parents[1],
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    # Cut programs must not get into the cache that all tests share.
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"},
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
