@@ -159,8 +159,9 @@ def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
   assert read(runs).env == usual
   # The run is moved, and another command had two processes.
   fields = dataclasses.asdict(stored) | {"runs": "/gone"}
-  fields["distributed"]["processes"] = 2
+  fields["distributed"] |= {"processes": 2, "coordinator": "gone:1"}
   (tmp_path / "mine" / "config.json").write_text(json.dumps(fields))
+  (tmp_path / "mine" / "episodes-1.sqlite").write_text("the second one's store")
   assert read(runs, "--config.name=mine") == stored
 
 
