@@ -93,14 +93,14 @@ def test_the_privileged_rule_stands_in_without_an_optimum(config, models, stands
 
 
 def test_each_setting_of_the_judge_changes_its_key(config):
-  judge = config.baselines.judge
   keys = {zero_shot_spec(config).key}
-  judge.temperature = 0.5
-  keys.add(zero_shot_spec(config).key)
-  judge.max_completion_tokens = 9
-  keys.add(zero_shot_spec(config).key)
-  judge.base_urls = ("http://h",)
-  keys.add(zero_shot_spec(config).key)
+  for name, value in (
+    ("temperature", 0.5),
+    ("max_completion_tokens", 9),
+    ("base_urls", ("http://h",)),
+  ):
+    setattr(config.baselines.judge, name, value)
+    keys.add(zero_shot_spec(config).key)
   assert len(keys) == 4 and all(key.startswith("zero-shot gpt-5 ") for key in keys)
 
 

@@ -5,9 +5,10 @@ import itertools
 
 import pytest
 
-from baar_jax.config import Config, SamplePlan
+from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.rollout import jobs
+from baar_jax.rollout.jobs import ProfiledTasks
 
 
 @pytest.mark.parametrize("count, size", [(6, 2), (7, 3), (3, 8)])
@@ -15,28 +16,43 @@ def test_all_tasks_are_drawn_before_one_repeats(count, size):
   tasks = [Task(f"t{i}", "train", "do it", 9) for i in range(count)]
 
   def draw(seed):
-    return [*itertools.islice(jobs.draw_task_batches(tasks, size, seed), 20)]
+    batches = itertools.islice(jobs.draw_task_batches(tasks, size, seed), 20)
+    return [[task.id for task in batch] for batch in batches]
 
-  assert draw(0) == draw(0) != draw(1)
+  drawn = draw(0)
+  assert drawn == draw(0) != draw(1)
   seen = collections.Counter()
-  for batch in draw(0):
-    ids = [task.id for task in batch]
+  for ids in drawn:
     assert len({*ids}) == len(ids) == min(size, count)
     seen.update(ids)
-    assert max(seen.values()) - min(seen[t.id] for t in tasks) <= 1 + (count % size > 0)
+    least = min(seen[task.id] for task in tasks)
+    assert max(seen.values()) - least <= 1 + (count % size > 0)
 
 
-def test_keys_of_rollouts_and_samples_are_as_stored_before():
-  config = Config()
-  config.references.samples = 3
-  config.references.plans = (
-    SamplePlan("samples", 3, True),
-    SamplePlan("steps", 2, True),
-    SamplePlan("repeats", 1),
-  )
-  hard, rest = jobs.exploration_specs(config)
-  assert hard.key == "exploration(steps=2,repeats=1)"
-  assert rest.key == "exploration-all(samples=3,steps=2)"
-  assert jobs.stratified_spec(config).key == "stratified(samples=3)"
+PLANS = (
+  SamplePlan("samples", 3, True),
+  SamplePlan("steps", 2, True),
+  SamplePlan("repeats", 1),
+)
+
+
+def test_hard_tasks_are_sampled_and_training_tasks_explored():
+  config = Config(references=ReferencesConfig(samples=3, plans=PLANS))
+  hard = [Task("h1", "train", "", 9), Task("h2", "dev", "", 9)]
+  rest = [Task("e1", "train", "", 9), Task("e2", "dev", "", 9)]
+  listed = jobs.list_references(config, ProfiledTasks(hard, rest))
+  keys = [(spec.key, [job.key for job in planned]) for spec, planned in listed]
+  sampled = [(id_, k) for id_ in ("h1", "h2") for k in (1001, 1002, 1003)]
+  assert keys == [
+    ("stratified(samples=3)", sampled),
+    # An easy task has the plans of all tasks: 3 + 2 samples.
+    ("exploration-all(samples=3,steps=2)", [("e1", k) for k in range(4001, 4006)]),
+    ("exploration(steps=2,repeats=1)", [("h1", k) for k in range(4001, 4004)]),
+  ]
+  config.references.clone_large = True
+  assert jobs.list_references(config, ProfiledTasks(hard, rest)) == listed[2:]
+
+
+def test_keys_of_rollouts_are_as_stored_before():
   assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
   assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"

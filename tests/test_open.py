@@ -91,13 +91,12 @@ def test_value_heads_are_read_as_stored_or_damage_is_noticed(tmp_path):
   whole = path.read_bytes()
   arrays = dict(np.load(path))
   first = arrays["arr_0"]
-  contents = [whole[:-100], b"", b"[]"]
+  contents = [whole[:-100], b""]
   for changes in (
-    {"arr_0": np.array(np.nan)},
+    {"arr_0": first * np.nan},
     {"arr_0": np.array([{}])},  # a pickled object
     {"arr_0": first[:, 1:]},  # weights for other inputs
     {"arr_0": first.astype(str)},
-    {"arr_12": arrays["arr_12"][1:]},
     {"arr_19": np.array('[[], 1.0, {"a": "b"}]')},
     {"foreign": first},
   ):

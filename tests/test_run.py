@@ -89,30 +89,30 @@ def test_a_run_that_lacks_a_store_is_refused(config):
 
 
 def test_an_episode_that_failed_is_played_again_alone(config, capsys):
-  asked = []
+  asked = set()
 
   def decide(live, spec):
-    asked.append(live.task.id)
+    asked.add(live.task.id)
     return 0
 
   class Dying(Sandbox):
     def reset(self, task_id):
-      if task_id == first.id:
+      if task_id == jobs[0].task.id:
         raise EnvDied("the process was killed")
       return super().reset(task_id)
 
   def collect(env):
-    run.source._envs = [env]
+    run.source._envs = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
     episodes = run.source.episodes("some", Planned(policy.spec, jobs), lambda _: policy)
-    return [e.task_id for e in episodes]
+    return [(e.task_id, e.seed) for e in episodes]
 
   with contextlib.closing(Run(config)) as run:
-    first, second, third = run.tasks("train")[:3]
-    jobs = [Job(task, "profile", 0) for task in (first, second, third)]
-    assert collect(Dying(**tiny.SIZES)) == [second.id, third.id]
-    message = f"left out: {first.id} seed 0, some: the process was killed; run again"
+    jobs = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
+    keys = [job.key for job in jobs]
+    assert collect(Dying) == keys[1:]
+    message = f"left out: {keys[0][0]} seed 0, some: the process was killed; run again"
     assert message in capsys.readouterr().out
     asked.clear()
-    assert collect(Sandbox(**tiny.SIZES)) == [first.id, second.id, third.id]
-    assert {*asked} == {first.id}
+    assert collect(Sandbox) == keys
+    assert asked == {keys[0][0]}
