@@ -207,19 +207,9 @@ CASES = [
   ),
   ("the processes have different --config.seed: start all...", differ),
   (
-    "The model 'gpt-9' has no list price. Set --config.models.prices.",
-    command,
-    "--config.models.names=('gpt-9', 'gpt-4.1')",
-  ),
-  (
     "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')...name the cheapest first...",
     command,
     "--config.models.names=('gpt-4.1', 'gpt-4.1-mini')",
-  ),
-  (
-    "...has not finished the stage profile: run --stage=profile first",
-    command,
-    "--stage=references",
   ),
   (
     "...has not finished the stage references: run --stage=references first",

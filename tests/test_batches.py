@@ -17,7 +17,6 @@ from baar_jax.learn.batches import (
   make_batch,
   next_token_loss,
 )
-from baar_jax.rivals.cascade import FAILURES
 from baar_jax.router.view import Window
 
 
@@ -65,16 +64,6 @@ def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
   # Values computed per batch are returned in the order of the episodes.
   models = batcher(2).compute(lambda batch: batch.action_BxS, five_episodes)
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
-
-
-def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher):
-  scorer = batcher(8, labels=FAILURES)
-  pair = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
-  (batch,) = scorer.micro_batches(pair)
-  labels = np.where(batch.mask_BxS, batch.action_BxS, 2)
-  assert labels[:2, :3].tolist() == [[0, 0, 2], [2, 1, 1]]
-  texts = map(scorer.view.tokenizer.decode, batch.tokens_RxT[:2])
-  assert [text.count(" proposal:") for text in texts] == [2, 2]
 
 
 def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():

