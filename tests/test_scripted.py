@@ -3,15 +3,12 @@
 import contextlib
 import itertools
 import random
-import re
-from pathlib import Path
 
 import pytest
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs import base
-from baar_jax.envs.base import Env, KnowledgeErrors, Lapse, Oracle
-from baar_jax.envs.sandbox.adapter import Sandbox, SandboxErrors
+from baar_jax.envs.base import Env, Lapse, Oracle
+from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
@@ -207,19 +204,3 @@ def test_mistakes_and_spoiled_steps_enter_the_forecast():
   messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
   prospects = [agent.prospect(messages, 30) for agent in (small, large)]
   assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
-
-
-def test_the_documentation_states_the_rates_of_the_code():
-  text = (Path(__file__).parents[1] / "docs/scripted_models.md").read_text()
-  kinds = [base.load(kind).Errors for kind in ("scienceworld", "alfworld", "appworld")]
-  numbers = lambda value: [*map(float, re.findall(r"-?[\d.]+", str(value)))]  # noqa: E731
-  rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
-  assert len(rows) == 17
-  for name, cells in rows:
-    values = [getattr(kind, name) for kind in kinds if hasattr(kind, name)]
-    values = values or getattr(SandboxErrors, name)
-    stated = [numbers(cell) for cell in cells.split("|")]
-    assert all(a in ([], numbers(b)) for a, b in zip(stated, values, strict=True)), name
-  shares = re.findall(r"^\|[^`\n]*\| (0\.\d\d \| 0\.\d\d \| 0\.\d\d) \|$", text, re.M)
-  priors = [weights for kind in (*kinds, KnowledgeErrors) for _, weights in kind.PRIORS]
-  assert [tuple(numbers(row)) for row in shares] == priors
