@@ -208,10 +208,10 @@ def list_evaluation(
   return [Job(task, split, k) for task in tasks for k in trials]
 
 
-def list_ranks(config: Config, name: str = ALWAYS) -> list[PolicySpec]:
+def list_ranks(config: Config) -> list[PolicySpec]:
   """Return the policies in which one intermediate model always acts."""
   ranks = range(2, len(config.models.names))
-  return [PolicySpec(name, rank=rank) for rank in ranks]
+  return [PolicySpec(ALWAYS, rank=rank) for rank in ranks]
 
 
 def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:

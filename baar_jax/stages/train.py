@@ -45,7 +45,7 @@ from baar_jax.paper.references import (
 from baar_jax.paper.sft import Best, mix_batches, sft
 from baar_jax.rivals.families import FAMILIES, OnPolicy, list_trained
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import BOPO, CONDITIONED, SFT
+from baar_jax.rollout.jobs import BOPO, SFT
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.weights import (
   build_model,
@@ -64,7 +64,6 @@ class Lesson(NamedTuple):
   """Describe a training on stored episodes.
 
   Attributes:
-    family: the family of the router, which names its directory.
     stage: the name of the training in the log.
     settings: the settings of the training.
     draw: returns a new iterator over batches of episodes, one batch for each update.
@@ -74,7 +73,6 @@ class Lesson(NamedTuple):
     loss: the loss of a batch.
   """
 
-  family: str
   stage: str
   settings: SFTConfig
   draw: Callable[[], Iterator[list[Episode]]]
@@ -92,28 +90,23 @@ def pretrain(run: Run) -> None:
   learns to predict the tokens of the next action and of its result. Rewards,
   difficulties and the choice of references are not used.
   """
-  config = run.config.pretrain
-  if config.epochs == 0:
+  if run.config.pretrain.epochs == 0:
     return
   run.require("references")
   episodes = load_hard_episodes(run.store, run.config)
-  updates = max(1, config.epochs * len(episodes) // config.batch_episodes)
-  settings = SFTConfig(
-    updates,
-    learning_rate=config.learning_rate,
-  )
   for files in run.all_files():
-    draw = functools.partial(
-      draw_batches,
-      episodes,
-      config.batch_episodes,
-      files.config.seed,
-      newest_first=True,
-    )
-    lesson = Lesson(
-      "pretrain", "pretrain", settings, draw, [], OUTCOMES, next_token_loss
-    )
-    train_stored(run, files, lesson)
+    prepare = functools.partial(_prepare_pretraining, files.config, episodes)
+    train_stored(run, files, "pretrain", prepare)
+
+
+def _prepare_pretraining(config: Config, episodes: list[Episode]) -> Lesson:
+  """Plan the pretraining of one training seed on all of these episodes."""
+  settings = config.pretrain
+  size = settings.batch_episodes
+  updates = max(1, settings.epochs * len(episodes) // size)
+  training = SFTConfig(updates, learning_rate=settings.learning_rate)
+  draw = functools.partial(draw_batches, episodes, size, config.seed, newest_first=True)
+  return Lesson("pretrain", training, draw, [], OUTCOMES, next_token_loss)
 
 
 def value(run: Run) -> None:
@@ -128,12 +121,16 @@ def value(run: Run) -> None:
   run.require("references")
   tasks = {task.id: task for task in run.store.tasks("train")}
   models = len(run.config.models.names)
+  unfitted = []
   for files in run.all_files():
     # All processes must agree: either all of them fit the heads, or none does.
-    if all(exchange((files.checkpoints("value") / HEADS).exists())):
-      continue
-    episodes = load_value_episodes(run.store, run.config)
-    unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+    if not all(exchange((files.checkpoints("value") / HEADS).exists())):
+      unfitted.append(files)
+  if not unfitted:
+    return
+  episodes = load_value_episodes(run.store, run.config)
+  unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+  for files in unfitted:
     seed = files.config.seed
     start = fit.prepare(config, tasks, episodes, unit_usd, models, seed)
     heads = start.heads
@@ -158,11 +155,18 @@ def bosft(run: Run) -> None:
 def imitate_references(run: Run, files: RouterFiles) -> None:
   """Train the SFT router on the reference trajectories (paper: BoSFT).
 
-  The loss on dev is measured on one batch of references of dev tasks, with the same
-  share of hard tasks as in training.
-
   Raises:
     ValueError: references are missing, or a metric is not finite.
+  """
+  prepare = functools.partial(_prepare_sft, run, files)
+  train_stored(run, files, files.sft_family, prepare)
+
+
+def _prepare_sft(run: Run, files: RouterFiles) -> Lesson:
+  """Load the references that the SFT router imitates.
+
+  The loss on dev is measured on one batch of references of dev tasks, with the same
+  share of hard tasks as in training.
   """
   settings = files.config.sft
   seed = files.config.seed
@@ -172,8 +176,7 @@ def imitate_references(run: Run, files: RouterFiles) -> None:
   # The dev batch has at least as many episodes as there are dev tasks.
   dev_episodes = max(settings.batch_episodes, sum(map(len, dev)))
   dev_batch = next(mix_batches(*dev, dev_episodes, seed=seed))
-  lesson = Lesson(files.sft_family, SFT, settings, draw, dev_batch)
-  train_stored(run, files, lesson)
+  return Lesson(SFT, settings, draw, dev_batch)
 
 
 def _load_reference_pools(
@@ -199,8 +202,8 @@ def bopo(run: Run) -> None:
 
 def baselines(run: Run) -> None:
   """Train the rivals and ablations that the configuration names."""
-  specs = [s for s in list_trained(run.config) if s.family not in (CONDITIONED, SFT)]
-  specs = [spec for spec in specs if spec.family != BOPO]
+  trained = list_trained(run.config)
+  specs = [spec for spec in trained if FAMILIES[spec.family].stage == "baselines"]
   if specs:
     run.require("references")
   for files, spec in itertools.product(run.all_files(), specs):
@@ -208,11 +211,12 @@ def baselines(run: Run) -> None:
     if isinstance(learns, OnPolicy):
       train_rollouts(run, files, spec)
     else:
-      train_rival(run, files, spec.family)
+      prepare = functools.partial(_prepare_rival, run, files, spec.family)
+      train_stored(run, files, spec.family, prepare)
 
 
-def train_rival(run: Run, files: RouterFiles, name: str) -> None:
-  """Train the router of a rival on stored episodes.
+def _prepare_rival(run: Run, files: RouterFiles, name: str) -> Lesson:
+  """Collect and label the episodes that the router of a rival imitates.
 
   The settings are those of SFT. The loss on dev is measured on the episodes of dev
   tasks.
@@ -241,7 +245,7 @@ def train_rival(run: Run, files: RouterFiles, name: str) -> None:
   dev = [e for e in episodes if e.task_id in dev_ids]
   seed = f"{config.seed}|{name}"
   draw = functools.partial(draw_batches, train, settings.batch_episodes, seed)
-  train_stored(run, files, Lesson(name, name, settings, draw, dev, labels))
+  return Lesson(name, settings, draw, dev, labels)
 
 
 @dataclasses.dataclass
@@ -261,19 +265,27 @@ class StoredProgress:
   finished: bool = False
 
 
-def train_stored(run: Run, files: RouterFiles, lesson: Lesson) -> None:
+def train_stored(
+  run: Run, files: RouterFiles, family: str, prepare: Callable[[], Lesson]
+) -> None:
   """Train a router on stored episodes, from the last checkpoint if there is one.
 
   The last checkpoint has the parameters with the least loss on dev.
 
+  Args:
+    files: the routers of the training seed.
+    family: the family of the router, which names its directory.
+    prepare: makes the lesson; it is called only if the training has not ended.
+
   Raises:
     ValueError: a metric is not finite. Then no checkpoint is saved.
   """
-  directory = files.checkpoints(lesson.family)
+  directory = files.checkpoints(family)
   with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
     progress = StoredProgress(**checkpoints.progress)
     if progress.finished:
       return
+    lesson = prepare()
     settings = lesson.settings
     trainer, batcher = _open_trainer(run, files, lesson)
     best = Best(trainer.copy_params(), progress.dev_loss, progress.best_update)
@@ -307,7 +319,7 @@ def train_stored(run: Run, files: RouterFiles, lesson: Lesson) -> None:
     checkpoints.save(progress.updates, {"params": best.params}, **vars(progress))
   if lesson.dev:
     run.print(
-      f"{jobs.label_family(lesson.family)}, training seed {files.training_seed}: "
+      f"{jobs.label_family(family)}, training seed {files.training_seed}: "
       f"least dev loss {best.dev_loss:g} at update {best.update} of {progress.updates}"
     )
 
