@@ -121,12 +121,3 @@ def test_readme_links_the_files_of_the_afternoon_in_order():
   files = [line.split()[0] for line in lines]
   assert len(files) > 9 and all((ROOT / file).is_file() for file in files)
   assert re.findall(r"\]\((baar_jax/[^)]*)\)", table) == files
-
-
-def test_a_lost_file_in_a_code_span_is_noticed():
-  text = (
-    "`main.py --config=configs/none.py` `configs/FILE.py` `llms/none.py:x` `docs/no.md`"
-    " `rollout/specs.py` `tests/test_*.py` `tests/none_*.py` `baar_jax/llms/` `docs/no`"
-  )
-  lost = ["configs/none.py", "llms/none.py", "docs/no.md", "tests/none_*.py", "docs/no"]
-  assert list_lost_paths(text) == lost

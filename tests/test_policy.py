@@ -280,8 +280,7 @@ def test_a_judge_is_shown_the_prompt_and_billed(
 def test_the_scripted_judge_reads_the_prompt():
   ask = "\nWhich model should act next, SMALL or BIG?\nDecision:"
   done = "Step 1 [Model: SMALL] action: go\nresult: {}"
-  # The judge's cache has 4 tokens at least, in steps of 4, and no longer than 10 s.
-  billing = Billing((Price(1.0, 0.5, 4.0),), (CacheRule(4, 4, 10.0),), step_s=5.0)
+  billing = Billing((Price(1.0, 0.5, 4.0),), (None,))
   judge = ScriptedJudge(Account(billing, unlimited))
   answers = {
     "Previous steps: none": "BIG",
@@ -291,13 +290,3 @@ def test_the_scripted_judge_reads_the_prompt():
   }
   for text, answer in answers.items():
     assert judge.reply([{"role": "user", "content": text + ask}], 0).text == answer
-  # The prompts have 27, 23 and 23 characters. The first 22 are the same, so 5 tokens are
-  # shared and 4 are cached. 40 seconds later nothing is.
-  judge = ScriptedJudge(Account(billing, unlimited))
-  usages = []
-  for step, end in ((0, "first"), (1, "x"), (9, "x")):
-    message = {"role": "user", "content": "act next, A or Cedars?" + end}
-    call = judge.reply([message], step).call
-    assert call.model == 2
-    usages.append(call.usage)
-  assert usages == [Usage(7, 0, 2), Usage(6, 4, 2), Usage(6, 0, 2)]

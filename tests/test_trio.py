@@ -9,9 +9,6 @@ from program import finish, results, start
 
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import SandboxErrors
-from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
-from baar_jax.learn.batches import Batcher
-from baar_jax.rivals.cascade import FAILURES, add_proposals
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
@@ -20,14 +17,13 @@ from baar_jax.store import summarize_episode
 
 
 def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
-  """Each model has a decision token. A cascade's scorer reads which model proposes."""
+  """Each model has a decision token."""
   train_tokenizer(["task: find the plant"], 340, tmp_path, models=3)
   config = dataclasses.replace(
     router_config, action_tokens=40, result_tokens=40, max_tokens=2000
   )
   paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
   view = View(config, tmp_path, models=3)
-  scorer = View(config, tmp_path, 3, FAILURES.answers)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
@@ -40,25 +36,6 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   assert (
     "at most 4 dearer calls, 2 used, 2 left." in text
     and "only M1 is left. 2 dearer" in text
-  )
-  whole = dataclasses.replace(tiny.config(tmp_path), router=config)
-  cut = Batcher(whole, scorer, [make_task()], FAILURES)
-  assert cut.micro_batches([episode])[0].mask_BxS[0, :4].tolist() == [
-    True,
-    True,
-    False,
-    True,
-  ]
-  proposed = add_proposals(episode, models=3)
-  proposed.steps[1].proposal = "SMALL's, where M2 acted at once: no cap would allow M3"
-  (window,) = scorer.episode_windows(make_task(), proposed)
-  text = scorer.tokenizer.decode(window.tokens)
-  assert (
-    "step 2/40, 4 large calls left, proposal of M2: open door 1 model:\nresult: see"
-    in text
-  )
-  assert (
-    "step 3/40, 3 large calls left, model: action: open door 2\nresult: see" in text
   )
 
 
@@ -109,16 +86,6 @@ def test_the_rates_of_the_intermediate_model_are_halfway():
     SandboxErrors(3).lapse(1, "t", oracle, False).rate for oracle in (plain, tricky)
   ]
   assert rates == pytest.approx([0.06, 0.45])
-  for task_id in (f"mix/{i}" for i in range(300)):
-    lapses = [
-      ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)
-    ]
-    if lapses[1].wrong == 0.6:
-      # The intermediate model does not know the step, so SMALL does not know it either.
-      assert lapses[1].rate == pytest.approx(0.965) and lapses[0].rate == 0.98
-    else:
-      # LARGE knows all steps that the intermediate model knows.
-      assert lapses[1].rate < 0.1451 and lapses[2].rate != 0.95
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
