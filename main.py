@@ -51,7 +51,6 @@ STAGES = {
   "setup": collect.setup,
   "profile": collect.profile,
   "references": collect.references,
-  "pretrain": train.pretrain,
   "value": train.value,
   "sft": train.bosft,
   "bopo": train.bopo,

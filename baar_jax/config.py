@@ -173,23 +173,17 @@ class ModelsConfig:
 
 @section
 class RouterConfig:
-  """Configure the router: its weights or shape, and the text that it reads.
+  """Configure the router: its weights, and the text that it reads.
 
-  The names of the shape are those of Qwen2.
+  Without weights, the router is a small network on inputs of a step (router/network.py)
+  that has no settings.
 
   Attributes:
-    weights: Pretrained weights: a Hugging Face directory of a Qwen2 or Qwen2.5. They
-      come with their own shape and tokenizer. With "" the router has the shape of the
-      fields below and random weights, and its tokenizer is trained on the profile's
-      texts.
+    weights: Pretrained weights: a Hugging Face directory of a Qwen2 or Qwen2.5; "" has
+      none.
     dtype: Type of numbers that the router computes in. Parameters are float32.
-    vocab_size: Number of tokens: 256 bytes, the models' decisions and learned tokens.
-    hidden_size: Width of the hidden states.
-    num_layers: Number of transformer layers.
-    num_heads: Number of query heads per layer. Two query heads share a key head.
     view: Text that the router reads: "transcript" is one growing text per episode,
       "paper" is the paper's prompt at every step.
-    show_budget: Whether the text states the remaining cap of the episode.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
     description_tokens: Number of tokens to which the task's description is cut.
@@ -199,12 +193,7 @@ class RouterConfig:
 
   weights: str = ""
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
-  vocab_size: int = Field(2048, ge=258, le=10**8)
-  hidden_size: int = positive(64)
-  num_layers: int = positive(2, 1000)
-  num_heads: int = Field(2, gt=0, le=10_000, multiple_of=2)
   view: str = Field("transcript", pattern="^(transcript|paper)$")
-  show_budget: bool = True
   max_tokens: int = positive(768)
   description_tokens: int = positive(96)
   action_tokens: int = positive(12)
@@ -212,13 +201,11 @@ class RouterConfig:
 
   @validator
   def _check(self) -> Self:
-    """Raise an error unless `max_tokens` and the numbers of heads are valid."""
+    """Raise an error unless `max_tokens` holds the longest step."""
     previews = self.description_tokens + self.action_tokens + 2 * self.result_tokens
     least = 2 * (previews + MARKUP_TOKENS[self.view])
     remedy = "or lower description_tokens, action_tokens or result_tokens"
     require(self.max_tokens >= least, "max_tokens", f"at least {least}, {remedy}")
-    is_valid = self.hidden_size % (2 * self.num_heads) == 0
-    require(is_valid, "hidden_size", "a multiple of 2 x --config.router.num_heads")
     return self
 
 
@@ -235,24 +222,6 @@ class ProfileConfig:
 
   trials: int = positive(5, SEEDS)
   robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()
-
-
-@section
-class PretrainConfig:
-  """Configure the pretraining of random weights (our choice).
-
-  The router learns to predict the texts of episodes. This takes the place of the text
-  that Qwen2.5 has read.
-
-  Attributes:
-    epochs: Number of passes over the stored training episodes; 0 skips pretraining.
-    batch_episodes: Number of episodes per gradient step.
-    learning_rate: Highest learning rate of the schedule.
-  """
-
-  epochs: int = not_negative(0, 1000)
-  batch_episodes: int = positive(32)
-  learning_rate: float = positive(3e-3, 1)
 
 
 class SamplePlan(NamedTuple):
@@ -277,7 +246,7 @@ class ReferencesConfig:
 
   Attributes:
     samples: Number of stratified samples per hard task (paper: N).
-    plans: Additional samples for pretraining and the value heads (our choice).
+    plans: Additional samples for the value heads (our choice).
     clone_large: True takes always-LARGE's trials as references of hard tasks, without
       stratified samples (the ablation no-stratified).
   """
@@ -507,7 +476,6 @@ class Config:
   router: RouterConfig = Field(default_factory=RouterConfig)
   profile: ProfileConfig = Field(default_factory=ProfileConfig)
   references: ReferencesConfig = Field(default_factory=ReferencesConfig)
-  pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
   value: ValueConfig = Field(default_factory=ValueConfig)
   sft: SFTConfig = Field(default_factory=SFTConfig)
   bopo: BoPOConfig = Field(default_factory=BoPOConfig)
@@ -528,9 +496,6 @@ class Config:
       )
     require(count > 1, "models.names", "two or more models, the cheapest first")
     require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
-    is_valid = not self.router.weights or self.pretrain.epochs == 0
-    requirement = "0 with --config.router.weights, which are pretrained already"
-    require(is_valid, "pretrain.epochs", requirement)
     is_valid = self.train_seeds <= self.evaluate.seeds
     requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
     require(is_valid, "train_seeds", requirement)

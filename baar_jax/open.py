@@ -7,6 +7,7 @@ import itertools
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,11 +15,11 @@ from flax import nnx
 from pydantic import TypeAdapter
 
 from baar_jax.conditioned import fit
-from baar_jax.conditioned.heads import TERMS, Heads, Scale
+from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.learn.batches import SAMPLED, Batcher
+from baar_jax.learn.batches import ACTED, SAMPLED, Batcher, Encoder, Labels
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
 from baar_jax.llms.prices import prices_of
@@ -40,16 +41,24 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.rules import Policy, PrivilegedPolicy, RulePolicy
 from baar_jax.rollout.specs import PolicySpec, Purpose, seed_of
-from baar_jax.router import weights as router_weights
-from baar_jax.router.inputs import BUCKETS, DIRECTIONS, StateReader, Vocabulary
+from baar_jax.router.inputs import (
+  BUCKETS,
+  DIRECTIONS,
+  TERMS,
+  StateReader,
+  Vocabulary,
+)
+from baar_jax.router.network import InputsEncoder
 from baar_jax.router.policy import ARGMAX, Threshold
-from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
-from baar_jax.router.reader import Reader
-from baar_jax.router.view import View
+from baar_jax.router.qwen2 import check_finite, softmax
+from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View, read_tokenizer
+from baar_jax.router.weights import load_pretrained
 from baar_jax.store import Store
 
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
-# The texts in the file of the value heads: a vocabulary without its directions.
+VOCABULARY = "vocabulary.npz"  # The name of the file with the vocabulary.
+# The part of the vocabulary that is stored as text: idf, new_idf and rarities.
 TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
 
 
@@ -104,29 +113,19 @@ def load_references(
   return choose_references(profiles, stratified)
 
 
-def load_hard_episodes(store: Store, config: Config) -> list[Episode]:
-  """Load the episodes of training tasks that pretraining learns from.
-
-  These are the first `profile.trials` trials of both boundaries, the stratified samples
-  and the exploration of hard tasks.
-  """
-  samples = range(1, config.references.samples + 1)
-  episodes = _load_samples(store, config, range(config.profile.trials), samples)
-  explore_hard, _ = exploration_specs(config)
-  return episodes + store.episodes(explore_hard.key)
-
-
 def load_value_episodes(store: Store, config: Config) -> list[Episode]:
   """Load the episodes of training tasks that the value heads learn from.
 
-  These are the episodes of `load_hard_episodes`, and the exploration of tasks that are
-  not hard (our choice). Without this exploration, only hard tasks would have episodes
-  that mix the models. Then the heads would learn that a task with a mix of models is a
-  task that can be solved.
+  These are the first `profile.trials` trials of both boundaries, the stratified
+  samples, and the exploration of hard and of other tasks (our choice). Without the
+  exploration of others, only hard tasks would have episodes that mix the models. Then
+  the heads would learn that a task with a mix of models is a task that can be solved.
   """
-  episodes = load_hard_episodes(store, config)
-  _, explore_rest = exploration_specs(config)
-  return episodes + store.episodes(explore_rest.key)
+  samples = range(1, config.references.samples + 1)
+  episodes = _load_samples(store, config, range(config.profile.trials), samples)
+  for spec in exploration_specs(config):
+    episodes += store.episodes(spec.key)
+  return episodes
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
@@ -185,28 +184,21 @@ def _load_trials(
   return store.episodes(spec.key, {*itertools.product(ids, seeds)})
 
 
-def load_initial(files: RouterFiles, view: View) -> Qwen2:
-  """Load the untrained router that SFT starts from.
+def load_initial(files: RouterFiles, encoder: Encoder) -> nnx.Module:
+  """Load the router that SFT starts from: pretrained, or a network of random weights.
 
-  The router has pretrained weights (`router.weights`), or the weights of the stage
-  "pretrain", or random weights. Random and pretrained ones of our own get the same
-  embedding row for all decision tokens (our choice). Then all models are equally
-  probable at first, and past decisions do not predict the next decision.
+  Args:
+    files: the routers of the training seed.
+    encoder: the result of `open_encoder`.
   """
-  config = files.config
-  if config.router.weights:
-    return router_weights.load_pretrained(view, files.mesh)
-  if config.pretrain.epochs > 0:
-    model = load_router(files, "pretrain")
-  else:
-    model = router_weights.build_model(config.router, config.seed)
-  router_weights.set_rows(
-    model, view.decision_ids, [view.decision_ids] * len(view.decision_ids)
-  )
-  return model
+  if files.config.router.weights:
+    return load_pretrained(encoder.view, files.mesh)
+  return encoder.build(files.config.seed)
 
 
-def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qwen2:
+def load_router(
+  files: RouterFiles, family: str, lam: float | None = None
+) -> nnx.Module:
   """Load a trained router.
 
   Args:
@@ -218,10 +210,9 @@ def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qw
     ValueError: the training has not ended, or the checkpoint cannot be read.
   """
   with open_finished(files, family, lam) as checkpoints:
-    shape = router_weights.find_shape(
-      files.config.router, files.open_view().decision_ids
-    )
-    graphdef, like = nnx.split(router_weights.make_abstract_model(shape))
+    row = FAMILIES.get(family, FAMILIES[SFT])
+    build = functools.partial(open_encoder(files, row.labels).build, 0)
+    graphdef, like = nnx.split(nnx.eval_shape(build))
     shardings = split_parameters(like, files.mesh)
     like = jax.tree.map(
       lambda x, sharding: x.update(sharding=sharding), like, shardings
@@ -248,7 +239,7 @@ def open_finished(
   directory = files.checkpoints(family, lam)
   with contextlib.closing(Checkpoints(directory)) as checkpoints:
     if not checkpoints.progress.get("finished"):
-      stage = family if family in ("pretrain", SFT, BOPO) else "baselines"
+      stage = family if family in (SFT, BOPO) else "baselines"
       problem = f"{directory} has no finished router"
       raise ValueError(f"{problem}: run --stage={stage} first")
     yield checkpoints
@@ -281,51 +272,106 @@ def open_learner(
   """
   config = files.config
   sft = load_router(files, files.sft_family)
-  view = files.open_view()
-  ids = view.decision_ids
-  dtype = config.router.dtype
+  encoder = open_encoder(files)
   loss = functools.partial(learns.loss, config.bopo)
-  trainer = Trainer(sft, loss, bopo_optimizer(config.bopo), ids, files.mesh, dtype)
+  trainer = Trainer(sft, encoder, loss, bopo_optimizer(config.bopo), files.mesh)
   anchor = None
   if learns.anchored:
-    anchor = ShardedRouter(sft, ids, files.mesh, dtype)
-  batcher = Batcher(config, view, tasks, SAMPLED)
+    anchor = ShardedRouter(sft, encoder, files.mesh)
+  batcher = Batcher(config, encoder, tasks, SAMPLED)
   return Learner(config.bopo, trainer, batcher, anchor, rows, config.seed)
 
 
-def save_heads(files: RouterFiles, heads: Heads, vocabulary: Vocabulary) -> None:
-  """Write the value heads of a training, and the vocabulary that they read with."""
-  path = files.checkpoints("value") / HEADS
-  path.parent.mkdir(parents=True, exist_ok=True)
-  draft = path.with_suffix(".tmp.npz")
-  directions_HxC, *rest = vocabulary
-  leaves = map(np.asarray, jax.tree.leaves(heads))
-  np.savez(draft, *leaves, directions_HxC, json.dumps(rest))
-  draft.replace(path)
+def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:
+  """Open the encoder of a router: of texts with pretrained weights, else of inputs.
+
+  Args:
+    files: the routers of a training seed.
+    labels: what the router learns.
+
+  Raises:
+    ValueError: the tokenizer or the vocabulary cannot be read.
+  """
+  config = files.config.router
+  models = len(files.config.models.names)
+  if config.weights:
+    tokenizer = read_tokenizer(files.tokenizer)
+    return TextEncoder(View(config, tokenizer, models, labels.answers))
+  answers = labels.answers or models
+  return InputsEncoder(load_vocabulary(files), answers, labels.rewrite is not None)
 
 
-def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
-  """Load the value heads of a training, and the vocabulary that they read with.
+def save_vocabulary(directory: Path, vocabulary: Vocabulary) -> None:
+  """Write the vocabulary of the run in a directory."""
+  texts = json.dumps([vocabulary.idf, vocabulary.new_idf, vocabulary.rarities])
+  arrays = (vocabulary.directions_HxC, vocabulary.mean_D, vocabulary.spread_D)
+  _save_arrays(directory / VOCABULARY, *arrays, texts)
+
+
+def load_vocabulary(files: RouterFiles) -> Vocabulary:
+  """Load the statistics of stored episodes that a run has learned.
 
   Raises:
     ValueError: the file is missing or damaged, or another version has written it.
   """
+  with _open_arrays(files.directory / VOCABULARY, "references") as arrays:
+    directions_HxC, mean_D, spread_D, texts = arrays
+    if directions_HxC.shape != (BUCKETS, DIRECTIONS):
+      raise ValueError("another version wrote it")
+    return Vocabulary(
+      directions_HxC, *TEXTS.validate_json(texts.item()), mean_D, spread_D
+    )
+
+
+def save_heads(files: RouterFiles, heads: Heads) -> None:
+  """Write the value heads of a training."""
   path = files.checkpoints("value") / HEADS
+  _save_arrays(path, *map(np.asarray, jax.tree.leaves(heads)))
+
+
+def load_heads(files: RouterFiles) -> Heads:
+  """Load the value heads of a training.
+
+  Raises:
+    ValueError: the file is missing or damaged, or another version has written it.
+  """
   models = len(files.config.models.names)
-  try:
-    with np.load(path) as stored:
-      *leaves, directions_HxC, text = stored.values()
-    for x in (*leaves, directions_HxC):
-      check_finite(x, "heads")
+  with _open_arrays(files.checkpoints("value") / HEADS, "value") as leaves:
     zeros_D = np.zeros(leaves[0].shape[1] - TERMS)
     scale = Scale(zeros_D, zeros_D, *np.zeros(3), fit.QUANTILES)
     draw = functools.partial(fit.draw_start, files.config.value, models=models, seed=0)
     expected, structure = jax.tree.flatten(jax.eval_shape(draw, scale))
-    shapes = [*map(np.shape, expected), (BUCKETS, DIRECTIONS)]
-    if [*map(np.shape, (*leaves, directions_HxC))] != shapes:
+    if [*map(np.shape, expected)] != [*map(np.shape, leaves)]:
       raise ValueError("another version wrote it")
-    heads = jax.tree.unflatten(structure, leaves)
-    return heads, Vocabulary(directions_HxC, *TEXTS.validate_json(text.item()))
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _save_arrays(path: Path, *arrays: np.ndarray | str) -> None:
+  """Write arrays to a file, which gets its name when it is complete."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  draft = path.with_suffix(".tmp.npz")
+  np.savez(draft, *arrays)
+  draft.replace(path)
+
+
+@contextlib.contextmanager
+def _open_arrays(path: Path, stage: str) -> Iterator[list[np.ndarray]]:
+  """Read the arrays of a file.
+
+  Args:
+    path: the file.
+    stage: the stage that writes it.
+
+  Raises:
+    ValueError: the file is missing, or this or the block that reads it has failed.
+  """
+  try:
+    with np.load(path) as stored:
+      arrays = [*stored.values()]
+    for x in arrays:
+      if x.dtype.kind != "U":
+        check_finite(x, "arrays")
+    yield arrays
   except (
     ValueError,
     TypeError,
@@ -338,7 +384,7 @@ def load_heads(files: RouterFiles) -> tuple[Heads, Vocabulary]:
     problem = str(error).partition("\n")[0]
     raise ValueError(
       f"{path} is missing or damaged ({problem}): delete it if it exists, then run "
-      "--stage=value"
+      f"--stage={stage}"
     ) from error
 
 
@@ -376,14 +422,15 @@ class Loader:
     if row.needs == "router":
       return self._build_router(spec)
     if row.needs == "heads":
-      heads, vocabulary = load_heads(self.files)
+      heads = load_heads(self.files)
       weights = config.value.cost_weights
       values = ValueFunction(heads, weights, self.files.billing, row.pick)
-      return ConditionedPolicy(spec, StateReader(vocabulary), values)
+      reader = StateReader(load_vocabulary(self.files))
+      return ConditionedPolicy(spec, reader, values)
     if row.needs == "judge":
       judge = self.pair.judge(config.baselines.judge)
       models = len(config.models.names)
-      return ZeroShotPolicy(spec, judge, config.router, self.files.tokenizer, models)
+      return ZeroShotPolicy(spec, judge, models)
     if row.needs == "optimum":
       exact = Exact(config.models, config.env.max_steps)
       mu = FREE if spec.mu is None else spec.mu
@@ -396,10 +443,10 @@ class Loader:
     """Build the policy of a trained router."""
     files = self.files
     row = FAMILIES[spec.family]
-    view = files.open_view(row.labels.answers)
+    encoder = open_encoder(files, row.labels)
     model = self.load(spec.family, spec.lam)
     rule = self._make_rule(spec)
-    reader = Reader(model, view, view.logit_ids, self.rows, files.mesh)
+    reader = encoder.open_reader(model, self.rows, files.mesh)
     return row.policy(spec, reader, rule)
 
   def _make_rule(self, spec: PolicySpec) -> Threshold:
@@ -424,12 +471,10 @@ class Loader:
     """
     files = self.files
     labels = FAMILIES[family].labels
-    view = files.open_view(labels.answers)
+    encoder = open_encoder(files, labels)
     episodes = load_threshold_episodes(self.store, files.config)
-    dtype = files.config.router.dtype
-    model = self.load(family, lam)
-    router = ShardedRouter(model, view.logit_ids, files.mesh, dtype)
-    batcher = Batcher(files.config, view, self.store.tasks("train"), labels)
+    router = ShardedRouter(self.load(family, lam), encoder, files.mesh)
+    batcher = Batcher(files.config, encoder, self.store.tasks("train"), labels)
     return softmax(batcher.compute(router.logits, episodes), "stored episodes")
 
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from baar_jax.open import Loader, RouterFiles, open_router
+from baar_jax.open import VOCABULARY, Loader, RouterFiles, open_router
 from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.store import read_run, require_file
@@ -240,7 +240,7 @@ def find_router_files(router: str, files: RouterFiles) -> RouterFiles:
       raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
     changed = dataclasses.replace(trained, models=models, env=files.config.env)
     files = RouterFiles(source, changed, files.mesh)
-  if not files.tokenizer.exists():
+  if not (files.directory / VOCABULARY).exists():
     problem = f"{files.directory} has no trained router"
     remedy = "Set --config.router to the directory of a run that has one"
     raise ValueError(f"{problem}. {remedy}, or set --config.policy=small.")

@@ -38,8 +38,8 @@ def get_config(setting: str = "") -> config.Config:
   c.bopo.lam = (0.5,)
   c.bopo.learning_rate = 1.5e-2
   c.bopo.adam_eps = 0.1
-  # These samples are played in all training games, not only in hard ones. Pretraining
-  # and the value heads learn from them too, whether they succeed or not.
+  # These samples are played in all training games, not only in hard ones. The value
+  # heads learn from them too, whether they succeed or not.
   c.references.plans = (
     config.SamplePlan("samples", c.references.samples, all_tasks=True),
     config.SamplePlan("steps", 10, all_tasks=True),

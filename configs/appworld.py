@@ -41,8 +41,5 @@ def get_config(setting: str = "") -> config.Config:
   # The test tasks are taken from AppWorld's split dev, whose tasks have solutions.
   # Scripted models need them.
   c.env.options["test_split"] = "dev"
-  c.router.max_tokens = 640
-  c.router.action_tokens = 20
-  c.router.result_tokens = 20
   c.bopo.lam = (0.1,)
   return c

@@ -12,15 +12,6 @@ def get_config() -> config.Config:
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=24, test_tasks=60)
   # The test tasks of configs/reproduce.py are left out, and all that it leaves out.
   c.env.options["skip_test_variations"] = 51
-  c.router = config.RouterConfig(
-    max_tokens=512,
-    description_tokens=48,
-    action_tokens=12,
-    result_tokens=16,
-    # A router with random weights has never read a text about budgets.
-    show_budget=False,
-  )
-  c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(
     updates=60, check_every=3, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2

@@ -9,15 +9,6 @@ def get_config() -> config.Config:
   # The exact optimum is computed for list prices without prompt caches.
   c.models.prompt_cache = False
   c.env = config.EnvConfig("sandbox", 1920, 128, 256, max_steps=18, live_per_process=16)
-  c.router = config.RouterConfig(
-    vocab_size=512,
-    max_tokens=320,
-    description_tokens=16,
-    action_tokens=8,
-    result_tokens=16,
-    show_budget=False,
-  )
-  c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
   c.references.plans = (
     config.SamplePlan("samples", c.references.samples, all_tasks=True),
   )

@@ -23,21 +23,21 @@ import numpy as np
 import optax
 
 from baar_jax.conditioned import heads as networks
-from baar_jax.conditioned.heads import MAX_CALLS, Heads, Nets, Scale
+from baar_jax.conditioned.heads import Heads, Nets, Scale
 from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.router.inputs import (
+  MAX_CALLS,
   States,
-  Tracker,
   Vocabulary,
-  learn_vocabulary,
+  describe,
   measure_words,
+  read_states,
 )
 
 BATCH_DECISIONS = 1024  # The number of decisions per gradient step.
 LEARNING_RATE = 2e-3  # The learning rate of AdamW at the start; it decays to 0.
 ROUND = 100  # The number of updates between two lines of the log.
-LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
@@ -66,28 +66,6 @@ class Transitions(NamedTuple):
   cost_N: np.ndarray
   gain_N: np.ndarray
   last_N: np.ndarray
-
-
-def read_states(
-  vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Sequence[Episode]
-) -> States:
-  """Compute the states of the decisions of episodes.
-
-  Args:
-    vocabulary: the statistics that facts, offers and words need.
-    tasks: the tasks by id.
-    episodes: the episodes.
-  """
-  features = []
-  progress = []
-  for episode in episodes:
-    tracker = Tracker(vocabulary, tasks[episode.task_id])
-    for step in episode.steps:
-      tracker.see(step.observation)
-      features.append(tracker.read())
-      progress.append(tracker.progress)
-      tracker.act(step)
-  return States(np.array(features), np.array(progress))
 
 
 def make_transitions(
@@ -126,38 +104,37 @@ class Start(NamedTuple):
 
   Attributes:
     heads: random value heads, with the statistics of the episodes.
-    vocabulary: the statistics that facts, offers and words need.
     data: the transitions to learn from.
   """
 
   heads: Heads
-  vocabulary: Vocabulary
   data: Transitions
 
 
 def prepare(
   config: ValueConfig,
+  vocabulary: Vocabulary,
   tasks: Mapping[str, Task],
   episodes: Sequence[Episode],
   unit_usd: float,
   models: int,
   seed: int,
 ) -> Start:
-  """Learn the vocabulary, read the transitions, and draw random heads.
+  """Read the transitions, and draw random heads.
 
   Args:
     config: the settings of the value heads.
+    vocabulary: the statistics that facts, offers and words need.
     tasks: the training tasks by id.
     episodes: the stored episodes of these tasks to learn from.
     unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
     models: the number of models.
     seed: the seed of the random heads.
   """
-  vocabulary = learn_vocabulary(tasks, episodes)
   states = read_states(vocabulary, tasks, episodes)
-  scale = measure_scale(states, episodes, unit_usd)
+  scale = measure_scale(vocabulary, states, episodes, unit_usd)
   data = make_transitions(states, episodes, unit_usd)
-  return Start(draw_start(config, scale, models, seed), vocabulary, data)
+  return Start(draw_start(config, scale, models, seed), data)
 
 
 def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
@@ -167,11 +144,12 @@ def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Hea
 
 
 def measure_scale(
-  states: States, episodes: Sequence[Episode], unit_usd: float
+  vocabulary: Vocabulary, states: States, episodes: Sequence[Episode], unit_usd: float
 ) -> Scale:
   """Measure the statistics of training episodes that the value heads need.
 
   Args:
+    vocabulary: supplies the statistics of the features.
     states: the states of the episodes' decisions.
     episodes: the episodes.
     unit_usd: US dollars of one normalised dollar.
@@ -186,10 +164,9 @@ def measure_scale(
           reply_tokens.append(call.usage.completion_tokens)
           if number == 0:
             opening_tokens.append(call.usage.prompt_tokens)
-  spread_D = states.features_NxD.std(axis=0)
   return Scale(
-    states.features_NxD.mean(axis=0),
-    np.where(spread_D > LEAST_SPREAD, spread_D, 1.0).astype(np.float32),
+    vocabulary.mean_D,
+    vocabulary.spread_D,
     np.float32(unit_usd),
     np.float32(np.mean(opening_tokens or 0)),
     np.float32(np.mean(reply_tokens or 0)),
@@ -325,7 +302,7 @@ def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
-  terms_NxT = networks.describe(*regime, states.progress_NxP)
+  terms_NxT = describe(*regime, states.progress_NxP)
   return networks.estimate_each(Heads(nets, scale), states.features_NxD, terms_NxT)
 
 

@@ -7,9 +7,7 @@ Axes: E heads, N decisions, D features of a state, T terms of `describe`, I inpu
 layer (D + T in the first layer), P counts of `Tracker.progress`, W width of a layer.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -18,17 +16,12 @@ import numpy as np
 
 from baar_jax.llms.prices import TINY_USD, Outlook
 from baar_jax.rollout.specs import Cap
+from baar_jax.router.inputs import TERMS
+from baar_jax.router.network import Layers, apply_layers
 
-# The heads treat this number of remaining LARGE calls, or a larger one, as no cap.
-MAX_CALLS = 20
-TERMS = 9  # number of terms of a decision that `describe` computes
 # The advantage network's output is multiplied by this constant, because advantages are
 # smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
-
-# A network of all E heads: (weight_ExIxW, bias_ExW) of each layer. A network of one
-# head lacks the axis E.
-Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
 class Scale(NamedTuple):
@@ -111,42 +104,6 @@ def draw_heads(
   return Heads(Nets(value, advantage), scale)
 
 
-def describe(
-  calls_left: jax.Array, score_weight: jax.Array, progress: jax.Array
-) -> jax.Array:
-  """Compute the terms that the value heads read beside the features of a state.
-
-  The terms describe the remaining cap, the cost weight and the episode's progress. The
-  leading axes of the arguments broadcast. NumPy arrays give a NumPy array.
-
-  Args:
-    calls_left: LARGE calls that the cap still allows; `MAX_CALLS` or more is no cap.
-    score_weight: 1 / (1 + w) for the cost weight w.
-    progress: [..., P], the counts of `Tracker.progress`.
-
-  Returns:
-    float32 [..., T], T = TERMS, scaled to about [0, 1] (our choice).
-  """
-  xp = jnp if isinstance(calls_left, jax.Array) else np
-  step, large_calls, max_steps = xp.moveaxis(progress, -1, 0)
-  calls_left = xp.minimum(calls_left, MAX_CALLS)
-  steps_left = xp.maximum(max_steps - step, 1)
-  time = step / max_steps
-  terms = xp.broadcast_arrays(
-    calls_left / MAX_CALLS,
-    # log(1 + MAX_CALLS) is about 3, so this term is at most about 1.
-    xp.log1p(calls_left) / 3,
-    xp.minimum(calls_left / steps_left, 1.0),
-    (calls_left >= steps_left) | (calls_left >= MAX_CALLS),
-    score_weight,
-    score_weight**0.5,
-    time,
-    time**0.5,
-    large_calls / MAX_CALLS,
-  )
-  return xp.stack(terms, axis=-1).astype(np.float32)
-
-
 def estimate_each(
   heads: Heads, features_NxD: jax.Array, terms_NxT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -168,8 +125,8 @@ def estimate_each(
   scaled_NxD = (features_NxD - heads.scale.mean_D[None]) / heads.scale.spread_D[None]
   xp = jnp if isinstance(features_NxD, jax.Array) else np
   x_NxI = xp.concatenate([scaled_NxD, terms_NxT], axis=-1)
-  advantage_ExNxA = ADVANTAGE_UNIT * _apply(heads.nets.advantage, x_NxI, xp)
-  value_ExN = _apply(heads.nets.value, x_NxI, xp)[..., 0]
+  advantage_ExNxA = ADVANTAGE_UNIT * apply_layers(heads.nets.advantage, x_NxI, xp)
+  value_ExN = apply_layers(heads.nets.value, x_NxI, xp)[..., 0]
   return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
 
 
@@ -213,20 +170,3 @@ def count_calls_left(left: Cap, outlook: Outlook) -> float:
   spare_usd = left.usd - outlook.usd - outlook.cold_usd
   repeats = 1 + spare_usd / max(outlook.repeat_usd, TINY_USD)
   return min(calls, 1 + max(0.0, repeats))
-
-
-def _apply(layers: Layers, x_NxI: jax.Array, xp: ModuleType) -> jax.Array:
-  """Apply one network of each head, with SiLU after all layers but the last.
-
-  Args:
-    layers: the network's weights and biases.
-    x_NxI: the inputs.
-    xp: the module of the arrays, `numpy` or `jax.numpy`.
-  """
-  *hidden, (weight_ExWxO, bias_ExO) = layers
-  x_ExNxI = x_NxI
-  for weight_ExIxW, bias_ExW in hidden:
-    x_ExNxI = x_ExNxI @ weight_ExIxW + bias_ExW[..., None, :]
-    # SiLU; with tanh it overflows for no number.
-    x_ExNxI = x_ExNxI * (0.5 + 0.5 * xp.tanh(0.5 * x_ExNxI))
-  return x_ExNxI @ weight_ExWxO + bias_ExO[..., None, :]

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.conditioned.heads import Heads, count_calls_left, describe, estimate
+from baar_jax.conditioned.heads import Heads, count_calls_left, estimate
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.inputs import StateReader, compare_words
+from baar_jax.router.inputs import StateReader, compare_words, describe
 
 
 class Situation(NamedTuple):

@@ -20,7 +20,6 @@ from baar_jax.config import Config
 from baar_jax.envs import base
 from baar_jax.llms.prices import Billing, open_billing
 from baar_jax.rollout.jobs import SFT
-from baar_jax.router.view import View
 
 # The ablation that trains its own SFT router, because it changes the references.
 UNSTRATIFIED = "no-stratified"
@@ -70,20 +69,11 @@ class RouterFiles:
     env = base.load(self.config.env.kind)
     return open_billing(self.config.models, env.cache_rule, env.step_s)
 
-  def open_view(self, answers: int | None = None) -> View:
-    """Open the view that turns an episode into the router's tokens.
-
-    Args:
-      answers: see `View`.
-    """
-    models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, models, answers)
-
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
     Args:
-      family: "pretrain", "value", "sft", "bopo", a rival, an ablation, or the
+      family: "value", "sft", "bopo", a rival, an ablation, or the
         `sft_family` of an ablation.
       lam: the cost weight of the training; None if the family has none.
     """

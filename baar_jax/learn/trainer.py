@@ -1,7 +1,6 @@
 """Compute a router's logits on the devices of a mesh, and train the router there.
 
-Axes: B episodes, S decisions of an episode, R rows of tokens, T tokens of a row, A
-models, D width of a hidden state.
+Axes: B episodes, S decisions of an episode, A answers.
 """
 
 import gc
@@ -10,15 +9,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from baar_jax.config import BoPOConfig, SFTConfig
-from baar_jax.learn.batches import Batch, Loss
+from baar_jax.learn.batches import Batch, Encoder, Loss
 from baar_jax.mesh import one_device, split_parameters, split_rows
-from baar_jax.router.qwen2 import Qwen2
 
 # The weight decay of AdamW in SFT, and in BoPO (our choice).
 SFT_WEIGHT_DECAY = 0.01
@@ -39,33 +36,30 @@ class ShardedRouter:
 
   def __init__(
     self,
-    model: Qwen2,
-    token_ids: Sequence[int] | None,
+    model: nnx.Module,
+    encoder: Encoder,
     mesh: Mesh | None = None,
-    dtype: str = "float32",
   ) -> None:
     """Move the parameters of a router onto the mesh.
 
     Args:
       model: the router.
-      token_ids: the tokens whose logits are computed; None is the whole vocabulary.
+      encoder: computes the router's logits from a batch.
       mesh: the devices; None is one device.
-      dtype: the dtype of the computation.
     """
     # Free the memory of earlier routers now. Each is in a reference cycle with its
     # compiled functions, so Python would free it much later.
     gc.collect()
     self.mesh = mesh or one_device()
-    self._token_ids = None if token_ids is None else np.array(token_ids)
-    self._dtype = jnp.dtype(dtype)
-    self.low_precision = dtype != "float32"
+    self._encoder = encoder
+    self.low_precision = encoder.dtype != "float32"
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
     self.logits = self._compile(self._forward)
 
   @property
-  def model(self) -> Qwen2:
+  def model(self) -> nnx.Module:
     """Return the router with its current parameters."""
     return nnx.merge(self._graphdef, self.params)
 
@@ -83,11 +77,8 @@ class ShardedRouter:
       return compiled(self.params, split_rows(batch, self.mesh))
 
   def _forward(self, params: nnx.State, batch: Batch) -> jax.Array:
-    """Compute logits_BxSxA, only at decisions and only of the tokens asked for."""
-    model = nnx.merge(self._graphdef, params)
-    hidden_RxTxD = model(batch.tokens_RxT, self._dtype)
-    hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
-    return model.logits(hidden_BxSxD, self._token_ids)
+    """Compute logits_BxSxA of a batch."""
+    return self._encoder.forward(nnx.merge(self._graphdef, params), batch.inputs)
 
 
 class Trainer(ShardedRouter):
@@ -101,12 +92,11 @@ class Trainer(ShardedRouter):
 
   def __init__(
     self,
-    model: Qwen2,
+    model: nnx.Module,
+    encoder: Encoder,
     loss: Loss,
     optimizer: optax.GradientTransformation,
-    token_ids: Sequence[int] | None,
     mesh: Mesh | None = None,
-    dtype: str = "float32",
   ) -> None:
     """Copy the parameters of a router, and initialise the optimizer.
 
@@ -115,15 +105,14 @@ class Trainer(ShardedRouter):
 
     Args:
       model: the router to start from.
+      encoder: computes the router's logits from a batch.
       loss: the loss of a batch.
       optimizer: the optimizer.
-      token_ids: the tokens whose logits are computed; None is the whole vocabulary.
       mesh: the devices; None is one device.
-      dtype: the dtype of the computation.
     """
     graphdef, params = nnx.split(model)
     copy = nnx.merge(graphdef, jax.tree.map(jnp.copy, params))
-    super().__init__(copy, token_ids, mesh, dtype)
+    super().__init__(copy, encoder, mesh)
     self._loss = loss
     self._optimizer = optimizer
     replicated = self._replicated
@@ -217,9 +206,7 @@ class Trainer(ShardedRouter):
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
 
-def sft_optimizer(
-  config: SFTConfig, warmup: int = 0, weight_decay: float = SFT_WEIGHT_DECAY
-) -> optax.GradientTransformation:
+def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   """Make the optimizer of SFT: AdamW with warm-up and cosine decay (paper: appendix).
 
   The rate rises linearly and then falls to 0. It starts above 0, so that the first
@@ -227,16 +214,13 @@ def sft_optimizer(
 
   Args:
     config: supplies `updates`, `learning_rate` and `adam_eps`.
-    warmup: the number of updates in which the rate rises; 0 is `WARMUP_SHARE` of all.
-    weight_decay: the weight decay of AdamW.
   """
-  warmup = warmup or max(1, round(WARMUP_SHARE * config.updates))
-  warmup = min(config.updates - 1, warmup)
+  warmup = min(config.updates - 1, max(1, round(WARMUP_SHARE * config.updates)))
   first = config.learning_rate / (warmup + 1)
   schedule = optax.warmup_cosine_decay_schedule(
     first, config.learning_rate, warmup, config.updates
   )
-  return _clip_adamw(schedule, config, weight_decay)
+  return _clip_adamw(schedule, config, SFT_WEIGHT_DECAY)
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:

@@ -36,7 +36,6 @@ from baar_jax.paper.references import Profile, group_by_task
 from baar_jax.rollout.jobs import Planned, Source, label_family
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
-from baar_jax.router.reader import Reader
 
 # The smallest number of episodes of a group. One episode alone would be compared with
 # itself, because its reward is the mean of the group.
@@ -91,12 +90,11 @@ class Learner(NamedTuple):
   def act(self, spec: PolicySpec) -> RouterPolicy:
     """Make the policy that samples its decisions from the current router.
 
-    The policy has a KV cache and a copy of the router. Both are freed after the
-    rollouts, because the gradient needs the memory.
+    The policy has a copy of the router, and a KV cache if it reads texts. Both are
+    freed after the rollouts, because the gradient needs the memory.
     """
-    view = self.batcher.view
-    trainer = self.trainer
-    reader = Reader(trainer.model, view, view.logit_ids, self.rows, trainer.mesh)
+    encoder = self.batcher.encoder
+    reader = encoder.open_reader(self.trainer.model, self.rows, self.trainer.mesh)
     return RouterPolicy(spec, reader, Sample(spec.key))
 
   def count_steps(self, episodes: int) -> int:

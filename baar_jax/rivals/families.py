@@ -234,7 +234,7 @@ def trained_spec(
     lam: the cost weight of the training; None if the family has none.
   """
   seeds = config.train_seeds if config.train_seeds > 1 else None
-  reads_cap = config.router.show_budget
+  reads_cap = bool(config.router.weights)  # A text states the remaining cap.
   return PolicySpec(
     family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
   )

@@ -1,24 +1,25 @@
 """Ask a judge, a language model, which model acts: the zero-shot router."""
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.llms.history import Agent
 from baar_jax.rollout.rules import Draft, Move, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.router.view import View
+from baar_jax.router.view import View, make_byte_tokenizer
 
-# The limits of the judge's prompt, in tokens of the router's tokenizer. The judge reads
-# longer prompts than a small router does (our choice).
-MAX_TOKENS = 4096
-DESCRIPTION_TOKENS = 256
-ACTION_TOKENS = 32
-RESULT_TOKENS = 64
+# The limits of the judge's prompt, in bytes. They are about 4,096 tokens for the whole
+# prompt, 256 for the description, 32 for an action and 64 for its result (our choice).
+LIMITS = RouterConfig(
+  view="paper",
+  max_tokens=16_384,
+  description_tokens=1024,
+  action_tokens=128,
+  result_tokens=256,
+)
 
 
 class ZeroShotPolicy(Policy):
@@ -31,36 +32,21 @@ class ZeroShotPolicy(Policy):
     self,
     spec: PolicySpec,
     judge: Callable[[Task, int, Reserve], Agent],
-    config: RouterConfig,
-    tokenizer: Path,
     models: int = 2,
   ):
     """Prepare the paper's prompt, which states the remaining budget.
-
-    The configured view and its token limits are ignored.
 
     Args:
       spec: the policy's parameters.
       judge: makes the judge of an episode from its task, its seed and a
         function that reserves dollars.
-      config: the router's settings.
-      tokenizer: directory of a `tokenizer.json`.
       models: number of models.
     """
     super().__init__(spec)
     self._judge = judge
     # The judge of each live episode: its prompt cache lasts as long as the episode.
     self._judges: dict[Live, Agent] = {}
-    config = dataclasses.replace(
-      config,
-      view="paper",
-      show_budget=True,
-      max_tokens=MAX_TOKENS,
-      description_tokens=DESCRIPTION_TOKENS,
-      action_tokens=ACTION_TOKENS,
-      result_tokens=RESULT_TOKENS,
-    )
-    self._view = View(config, tokenizer, models=models)
+    self._view = View(LIMITS, make_byte_tokenizer(models), models)
 
   def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
     """Play a step with the model that the judge names.

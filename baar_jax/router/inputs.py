@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.episode import SMALL, Episode, Step, Task
@@ -27,12 +29,16 @@ DIRECTIONS = 48  # C, number of directions of the hashed words
 OBSERVATION_CHARS = 400  # only these first characters of an observation are hashed
 MARKED_EPISODES = 2000  # the directions are learned from about this many episodes
 VERBS = 12  # V, the largest number of known verbs
+LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
 LEAST_STRENGTH = 0.1
 # Before the first LARGE call, this number is added to the steps since a LARGE call.
 NO_LARGE = 40
 NO_STEP = Step("", SMALL, "")  # stands for the steps before the first one
+# This number of remaining LARGE calls, or a larger one, counts as no cap.
+MAX_CALLS = 20
+TERMS = 9  # number of terms of a decision that `describe` computes
 
 
 class Vocabulary(NamedTuple):
@@ -45,12 +51,16 @@ class Vocabulary(NamedTuple):
     rarities: numbers in [0, 1], near 1 if few observations offer the verb, by known
       verb. Verbs are first words of actions that observations offer, the most frequent
       first, and at most `VERBS`.
+    mean_D: float32, the mean of each feature over the steps of the read episodes.
+    spread_D: float32, its standard deviation; 1 for a feature that hardly varies.
   """
 
   directions_HxC: np.ndarray
   idf: dict[str, float]
   new_idf: float
   rarities: dict[str, float]
+  mean_D: np.ndarray | None = None
+  spread_D: np.ndarray | None = None
 
 
 class States(NamedTuple):
@@ -143,8 +153,8 @@ def learn_vocabulary(
 ) -> Vocabulary:
   """Learn the vocabulary of training tasks and of their episodes.
 
-  The directions are those of the largest variance of the hashed words over the steps
-  of at most about `MARKED_EPISODES` episodes.
+  At most about `MARKED_EPISODES` episodes are read for the directions, which are those
+  of the largest variance of the hashed words, and for the statistics of the features.
 
   Args:
     tasks: the training tasks by id.
@@ -173,7 +183,33 @@ def learn_vocabulary(
   for verb in verbs[:VERBS]:
     log_share = math.log((offered[verb] + 1) / (used.total() + 1))
     rarities[verb] = min(1.0, -log_share / 2)
-  return Vocabulary(directions_HxC, idf, math.log(len(tasks)), rarities)
+  vocabulary = Vocabulary(directions_HxC, idf, math.log(len(tasks)), rarities)
+  features_NxD = read_states(vocabulary, tasks, episodes[::stride]).features_NxD
+  spread_D = features_NxD.std(axis=0)
+  spread_D = np.where(spread_D > LEAST_SPREAD, spread_D, 1.0).astype(np.float32)
+  return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
+
+
+def read_states(
+  vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Sequence[Episode]
+) -> States:
+  """Compute the states of the decisions of episodes.
+
+  Args:
+    vocabulary: the statistics that facts, offers and words need.
+    tasks: the tasks by id.
+    episodes: the episodes.
+  """
+  features = []
+  progress = []
+  for episode in episodes:
+    tracker = Tracker(vocabulary, tasks[episode.task_id])
+    for step in episode.steps:
+      tracker.see(step.observation)
+      features.append(tracker.read())
+      progress.append(tracker.progress)
+      tracker.act(step)
+  return States(np.array(features), np.array(progress))
 
 
 def weigh_words(vocabulary: Vocabulary, text: str) -> dict[str, float]:
@@ -356,6 +392,61 @@ class Tracker:
     values = [self._strength, self._kind is not None, *self._offer_V, *kind_V]
     return np.concatenate([values, np.log1p(counts)]).astype(np.float32)
 
+  def describe_proposal(self, step: Step) -> np.ndarray:
+    """Compute the inputs of a proposed action, float32; all 0 without a proposal.
+
+    They are the rank of the model that proposes it, how far its words are those of the
+    task, how often it was tried, whether the observation offers it, and its words.
+    """
+    mark_H = np.zeros(BUCKETS)
+    facts = np.zeros(4)
+    if step.proposal is not None:
+      proposal = step.proposal.lower()
+      mark_H[list(find_buckets("last", proposal))] = 1.0
+      facts[:] = (
+        step.model,
+        self._overlap(find_words(proposal)),
+        min(self._actions[step.proposal], 4),
+        proposal in find_pieces(self.observation),
+      )
+    return np.concatenate([facts, mark_H @ self._vocabulary.directions_HxC])
+
+
+def describe(
+  calls_left: jax.Array, score_weight: jax.Array, progress: jax.Array
+) -> jax.Array:
+  """Compute the terms that a network reads beside the features of a state.
+
+  The terms describe the remaining cap, the cost weight and the episode's progress. The
+  leading axes of the arguments broadcast. NumPy arrays give a NumPy array.
+
+  Args:
+    calls_left: LARGE calls that the cap still allows; `MAX_CALLS` or more is no cap.
+    score_weight: 1 / (1 + w) for the cost weight w.
+    progress: [..., P], the counts of `Tracker.progress`.
+
+  Returns:
+    float32 [..., T], T = TERMS, scaled to about [0, 1] (our choice).
+  """
+  xp = jnp if isinstance(calls_left, jax.Array) else np
+  step, large_calls, max_steps = xp.moveaxis(progress, -1, 0)
+  calls_left = xp.minimum(calls_left, MAX_CALLS)
+  steps_left = xp.maximum(max_steps - step, 1)
+  time = step / max_steps
+  terms = xp.broadcast_arrays(
+    calls_left / MAX_CALLS,
+    # log(1 + MAX_CALLS) is about 3, so this term is at most about 1.
+    xp.log1p(calls_left) / 3,
+    xp.minimum(calls_left / steps_left, 1.0),
+    (calls_left >= steps_left) | (calls_left >= MAX_CALLS),
+    score_weight,
+    score_weight**0.5,
+    time,
+    time**0.5,
+    large_calls / MAX_CALLS,
+  )
+  return xp.stack(terms, axis=-1).astype(np.float32)
+
 
 class StateReader:
   """Compute the states of live episodes, which the value heads read.
@@ -375,7 +466,7 @@ class StateReader:
 
   def read(self, ready: Sequence[Live]) -> States:
     """Compute the states of the R episodes that wait for a decision."""
-    trackers = [self._follow(live) for live in ready]
+    trackers = [self.follow(live) for live in ready]
     features_RxD = np.stack([tracker.read() for tracker in trackers])
     progress_RxP = np.array([tracker.progress for tracker in trackers])
     return States(features_RxD, progress_RxP)
@@ -384,7 +475,7 @@ class StateReader:
     """Free what is kept of an episode that ended or starts again."""
     self._trackers.pop(live.key, None)
 
-  def _follow(self, live: Live) -> Tracker:
+  def follow(self, live: Live) -> Tracker:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)
     if tracker is None or not tracker.follows(live):

@@ -1,8 +1,8 @@
 """Turn a router's probabilities into decisions.
 
 Training draws a model by them (`Sample`); the evaluation compares LARGE's probability
-with a threshold (`Threshold`). A `Reader` computes the logits, with a KV cache of every
-live episode's text (router/reader.py).
+with a threshold (`Threshold`). A reader computes the logits: of texts in
+router/reader.py, of inputs in router/network.py.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
+from baar_jax.router.network import InputsReader
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.reader import Reader
 
@@ -109,7 +110,7 @@ class RouterPolicy(Policy):
   def __init__(
     self,
     spec: PolicySpec,
-    reader: Reader,
+    reader: Reader | InputsReader,
     rule: Sample | Threshold,
   ):
     """Make a policy that decides by what a reader computes.

@@ -18,12 +18,6 @@ from pydantic.dataclasses import dataclass
 from baar_jax.mesh import spread_rows
 
 QUERIES = 128  # query positions in one block of attention scores on a CPU
-# The size of the initial biases of queries and keys (our choice); see `make_near_bias`.
-NEARNESS = 2.0
-# The initial biases of queries and keys are nonzero only in coordinates whose rotary
-# embedding has a wavelength in this range, in tokens (our choice).
-SHORTEST_WAVE = 16
-LONGEST_WAVE = 128
 
 
 class Rotation(NamedTuple):
@@ -86,14 +80,11 @@ class Layer(nnx.Module):
     N = config.num_attention_heads
     K = config.num_key_value_heads
     H = config.head_dim
-    near_1xH = make_near_bias(config)[None]
-    # Every second query head starts without a bias. These heads favour no near tokens.
-    even_Nx1 = jnp.arange(N)[:, None] % 2 == 0
     self.input_norm = nnx.Param(jnp.ones(D))
     self.q_kernel = _draw_normal(rngs, D, N, H)
-    self.q_bias = nnx.Param(jnp.where(even_Nx1, near_1xH, 0.0))
+    self.q_bias = nnx.Param(jnp.zeros((N, H)))
     self.k_kernel = _draw_normal(rngs, D, K, H)
-    self.k_bias = nnx.Param(jnp.broadcast_to(near_1xH, (K, H)))
+    self.k_bias = nnx.Param(jnp.zeros((K, H)))
     self.v_kernel = _draw_normal(rngs, D, K, H)
     self.v_bias = nnx.Param(jnp.zeros((K, H)))
     self.o_kernel = _draw_normal(rngs, N, H, D, fan_in=N * H)
@@ -380,23 +371,6 @@ def attend(
   sum_BxKxGxTxH = sum_BxKxMxH.reshape(B, K, -1, T, H)
   mean_BxKxGxTxH = sum_BxKxGxTxH / total_BxKxGxTx1.astype(q_BxTxNxH.dtype)
   return mean_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(q_BxTxNxH.shape)
-
-
-def make_near_bias(config: Qwen2Config) -> jax.Array:
-  """Compute an initial bias of queries and keys that favours near tokens (our choice).
-
-  After the rotation, the biases of a query and a key add a number to their attention
-  score. This number depends only on the distance between the two tokens. With this
-  bias, narrow models learn faster.
-
-  Returns:
-    float32 [H], the same for queries and keys.
-  """
-  H = config.head_dim
-  exponent_H2 = jnp.arange(0, H, 2, dtype=jnp.float32) / H
-  wave_H2 = 2 * jnp.pi * config.rope_theta**exponent_H2
-  biased_H2 = (wave_H2 >= SHORTEST_WAVE) & (wave_H2 <= LONGEST_WAVE)
-  return jnp.tile(NEARNESS * biased_H2.astype(jnp.float32), 2)
 
 
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:

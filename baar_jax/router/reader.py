@@ -1,4 +1,8 @@
-"""Read live episodes: feed their new tokens to the router, with a KV cache."""
+"""Encode episodes for a text router, and feed it the new tokens of live episodes.
+
+Axes: B episodes, S decisions of an episode, R rows of tokens, T tokens of a row, A
+answers, D width of a hidden state.
+"""
 
 import dataclasses
 import itertools
@@ -12,17 +16,104 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from baar_jax.episode import Episode, Task
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View
+from baar_jax.router.view import View, Window
+from baar_jax.router.weights import find_shape
 
+# Rows are padded to two lengths, or to four if a text may have more tokens than this.
+LONG = 1024
 # The router is compiled for each of these numbers of new tokens per row (NEW_TOKENS),
 # with each of these numbers of rows (ROWS). Other batches are padded to the next size.
 NEW_TOKENS = (32, 64, 128, 256)
 ROWS = (1, 4, 16, 64)
 # The price of the router's own compute (our choice), in US dollars.
 USD_PER_TOKEN = 0.02 / 1e6
+
+
+class Text(NamedTuple):
+  """Padded episodes, as a text router reads them.
+
+  Attributes:
+    tokens_RxT: int32, 0-padded; one row for each window of an episode's text.
+    row_BxS: int32, the row of `tokens_RxT` with the decision.
+    position_BxS: int32, the position of the decision in its row.
+  """
+
+  tokens_RxT: np.ndarray
+  row_BxS: np.ndarray
+  position_BxS: np.ndarray
+
+
+class TextEncoder:
+  """Turn episodes into the tokens that Qwen2 reads.
+
+  It is an `Encoder`, see learn/batches.py.
+
+  Attributes:
+    view: writes the texts.
+    answers: the number of decision tokens whose logits are computed.
+    dtype: the dtype of the computation.
+  """
+
+  def __init__(self, view: View) -> None:
+    """Encode by a view."""
+    self.view = view
+    self.answers = len(view.logit_ids)
+    self.dtype = view.config.dtype
+
+  def build(self, seed: int) -> Qwen2:
+    """Build a router of the shape of the configured weights, with random weights."""
+    shape = find_shape(self.view.config, self.view.decision_ids)
+    return Qwen2(shape, nnx.Rngs(seed))
+
+  def encode(self, task: Task, episode: Episode) -> list[Window]:
+    """Write the windows of an episode's text; each decision is in exactly one."""
+    return self.view.episode_windows(task, episode)
+
+  def measure(self, windows: Sequence[Window]) -> tuple[int, int]:
+    """Return the tokens of the longest window, and the number of windows."""
+    return max(len(window.tokens) for window in windows), len(windows)
+
+  def pad(
+    self, encoded: Sequence[Sequence[Window]], episodes: int, decisions: int
+  ) -> Text:
+    """Pad windows to few lengths, because each length is compiled once per loss.
+
+    Args:
+      encoded: the windows of each episode's text.
+      episodes: B. R is B, or the next power of two if there are more windows.
+      decisions: S.
+    """
+    rows = [(b, window) for b, group in enumerate(encoded) for window in group]
+    most = self.view.config.max_tokens
+    count = 4 if most > LONG else 2
+    buckets = [most * part // count for part in range(1, count + 1)]
+    T = _find_bucket(buckets, max(len(window.tokens) for _, window in rows))
+    R = episodes
+    if len(rows) > R:
+      R = 1 << (len(rows) - 1).bit_length()
+    size = (episodes, decisions)
+    tokens_RxT = np.zeros((R, T), np.int32)
+    text = Text(tokens_RxT, np.zeros(size, np.int32), np.zeros(size, np.int32))
+    for row, (b, window) in enumerate(rows):
+      tokens_RxT[row, : len(window.tokens)] = window.tokens
+      span = slice(window.first, window.first + len(window.positions))
+      text.row_BxS[b, span] = row
+      text.position_BxS[b, span] = window.positions
+    return text
+
+  def forward(self, model: Qwen2, text: Text) -> jax.Array:
+    """Compute float32 logits_BxSxA, only at decisions and only of decision tokens."""
+    hidden_RxTxD = model(text.tokens_RxT, jnp.dtype(self.dtype))
+    hidden_BxSxD = hidden_RxTxD[text.row_BxS, text.position_BxS]
+    return model.logits(hidden_BxSxD, np.array(self.view.logit_ids))
+
+  def open_reader(self, model: Qwen2, rows: int, mesh: Mesh) -> "Reader":
+    """Open a reader with a KV cache for at most `rows` live episodes."""
+    return Reader(model, self.view, rows, mesh)
 
 
 @dataclasses.dataclass
@@ -60,7 +151,6 @@ class Reader:
     self,
     model: Qwen2,
     view: View,
-    token_ids: Sequence[int],
     rows: int,
     mesh: Mesh | None = None,
   ):
@@ -68,13 +158,12 @@ class Reader:
 
     Args:
       model: the router.
-      view: writes the text that the router reads.
-      token_ids: the tokens whose logits are the output.
+      view: writes the text that the router reads, and names the decision tokens.
       rows: the largest number of episodes that are live at once.
       mesh: the mesh that holds the model's parameters; None is one device.
     """
     self._view = view
-    self._token_ids = tuple(token_ids)
+    self._token_ids = tuple(view.logit_ids)
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)

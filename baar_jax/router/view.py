@@ -2,13 +2,13 @@
 
 A transcript (the default) is one text that grows with its episode, in which each
 decision is a token; a prompt (the paper's) is written anew for every step. Both are cut
-to windows of `max_tokens`. The tokenizer is trained on a run's episodes, or copied from
-pretrained weights. In these texts LARGE is called BIG, as in the paper's prompts.
+to windows of `max_tokens`. The tokenizer is that of the weights. In these texts LARGE
+is called BIG, as in the paper's prompts.
 """
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -107,35 +107,32 @@ class View:
   def __init__(
     self,
     config: RouterConfig,
-    directory: Path,
+    tokenizer: tokenizers.Tokenizer,
     models: int = 2,
     answers: int | None = None,
   ) -> None:
-    """Read the tokenizer and check its tokens.
+    """Find the decision tokens.
 
     Args:
       config: the router's settings.
-      directory: directory of a `tokenizer.json`.
+      tokenizer: a tokenizer with a decision token for each model.
       models: number of models.
       answers: number of answers between which the router decides; None is one for each
         model.
 
     Raises:
-      ValueError: the tokenizer cannot be read, lacks a decision token, or has more
-        tokens than the router's vocabulary.
+      ValueError: the tokenizer lacks a decision token.
     """
     self.config = config
     self.words = decision_words(models)
-    self.tokenizer = read_tokenizer(directory)
+    self.tokenizer = tokenizer
     tokens = decision_tokens(models)
     self.decision_ids = [self.tokenizer.token_to_id(token) for token in tokens]
     self.logit_ids = self.decision_ids[:answers]
-    are_known = len({*self.decision_ids} - {None}) == models
-    last_id = max(self.tokenizer.get_vocab().values())
-    if not are_known or (last_id >= config.vocab_size and not config.weights):
+    if len({*self.decision_ids} - {None}) < models:
       raise ValueError(
-        f"{directory}/tokenizer.json lacks one of {', '.join(tokens)}, or has more than"
-        f" {config.vocab_size} tokens. Restore the copy that this run made."
+        f"tokenizer.json lacks one of {', '.join(tokens)}. Restore the copy that this"
+        " run made."
       )
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
@@ -169,8 +166,6 @@ class View:
       steps: the steps. The last step is written only up to its decision.
       remaining_caps: the cap that remains before each step.
     """
-    if not self.config.show_budget:
-      remaining_caps = [Cap()] * len(steps)
     if self.config.view == "paper":
       return write_prompts(self, task, steps, remaining_caps)
     return write_transcript(self, task, steps, remaining_caps)
@@ -401,28 +396,6 @@ def _find_first_block(
   return oldest
 
 
-def text_pieces(task: Task, episode: Episode, models: int = 2) -> Iterator[str]:
-  """Yield the pieces of an episode's text, to train a tokenizer on.
-
-  A `View` encodes each of these pieces separately, and cuts long ones. These pieces are
-  not cut.
-
-  Args:
-    task: the task of the episode.
-    episode: a stored episode.
-    models: number of models.
-  """
-  yield from (TASK, task.description, START)
-  for number, step in enumerate(episode.steps, 1):
-    for calls in (None, number % task.max_steps):
-      budget = _write_budget(task, Cap(calls))
-      yield STEP.format(number=number, budget=budget) + MODEL
-    yield from (ACTION, step.action, RESULT, step.observation)
-  words = decision_words(models)
-  for text in (ROLE, ROLE_HARD, CHOICES, HARD_LEFT, HARD_SPENT, ASK, ASK_SPENT):
-    yield name_models(text, words)
-
-
 def name_models(text: str, words: Sequence[str]) -> str:
   """Replace SMALL and BIG in a text by the words for more than two models.
 
@@ -438,9 +411,6 @@ def name_models(text: str, words: Sequence[str]) -> str:
   return text.replace("SMALL", words[0]).replace("BIG", words[-1])
 
 
-# A trained token has at most this number of characters, so that long phrases share
-# tokens (our choice).
-TOKEN_CHARS = 12
 # Encoding and decoding this text must give the same text.
 PROBE = "step 1:\n é☂"
 
@@ -450,37 +420,17 @@ def decision_tokens(models: int) -> list[str]:
   return [f"<|{word}|>" for word in decision_words(models)]
 
 
-def train_tokenizer(
-  texts: Iterable[str], vocab_size: int, directory: Path, models: int = 2
-) -> None:
-  """Train a byte-level BPE tokenizer on texts, and save it.
-
-  A token may contain several words, because environments repeat the same phrases (our
-  choice). No token has text of two lines.
-
-  Args:
-    texts: the texts to train on.
-    vocab_size: largest number of tokens, including the 256 bytes and the decision
-      tokens.
-    directory: `tokenizer.json` is written there.
-    models: number of models; each has a decision token.
-  """
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  lines = pre_tokenizers.Split("\n", "merged_with_next")
-  as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, as_bytes])
-  tokenizer.decoder = decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=decision_tokens(models),
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-    max_token_length=TOKEN_CHARS,
+def make_byte_tokenizer(models: int = 2) -> tokenizers.Tokenizer:
+  """Make a tokenizer with a token for each byte and each model's decision."""
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  vocab = {character: number for number, character in enumerate(alphabet)}
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=False
   )
-  # The package tokenizers reads the texts in another thread. An iterator over SQLite's
-  # rows works only in the thread that opened the store. So the texts become a list.
-  tokenizer.train_from_iterator(list(texts), trainer)
-  _save(tokenizer, directory)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_special_tokens(decision_tokens(models))
+  return tokenizer
 
 
 def adopt_tokenizer(source: Path, directory: Path, models: int = 2) -> None:

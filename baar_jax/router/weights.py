@@ -1,4 +1,4 @@
-"""Load and save the router's weights in Hugging Face's format, or draw random ones."""
+"""Load and save the router's weights in Hugging Face's format."""
 
 import dataclasses
 import json
@@ -23,9 +23,6 @@ from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
 from baar_jax.router.view import View, decision_tokens, read_tokenizer
 from baar_jax.store import require_file
 
-# With random weights, the feed-forward layers are this many times as wide as the hidden
-# states (our choice).
-FEED_FORWARD = 3
 # Maps each parameter's name in router/qwen2.py to its tensor's name in Hugging Face's
 # files; {} stands for the layer. A kernel is [inputs, outputs] in qwen2.py and
 # [outputs, inputs] in a file. The axes of heads and of numbers per head in qwen2.py are
@@ -50,44 +47,21 @@ NAMES = {
 
 
 def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
-  """Find the shape of the configured router.
+  """Find the shape of the router that the configured weights become.
 
-  Pretrained weights have the shape of their config.json, with enough rows of the
-  embedding for the decision tokens. Without pretrained weights, the settings define the
-  shape.
+  It is that of their config.json, with enough rows of the embedding for the decision
+  tokens.
 
   Args:
     config: the router's settings.
-    decision_ids: ids of the decision tokens; read only with pretrained weights.
+    decision_ids: the ids of the decision tokens.
 
   Raises:
     ValueError: the weights' config.json cannot be read.
   """
-  if config.weights:
-    shape = read_config(config.weights)
-    rows = max(shape.vocab_size, max(decision_ids) + 1)
-    return dataclasses.replace(shape, vocab_size=rows)
-  # Qwen2Config ignores settings that are not among its fields.
-  return Qwen2Config(
-    intermediate_size=FEED_FORWARD * config.hidden_size,
-    num_hidden_layers=config.num_layers,
-    num_attention_heads=config.num_heads,
-    num_key_value_heads=config.num_heads // 2,
-    head_dim=config.hidden_size // config.num_heads,
-    **vars(config),
-  )
-
-
-def build_model(config: RouterConfig, seed: int) -> Qwen2:
-  """Build a router of the configured shape with random weights.
-
-  Args:
-    config: the router's settings, without pretrained weights.
-    seed: seed of the random weights.
-  """
-  shape = find_shape(config, ())
-  # One compilation for all weights is faster than one compilation for each weight.
-  return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
+  shape = read_config(config.weights)
+  rows = max(shape.vocab_size, max(decision_ids) + 1)
+  return dataclasses.replace(shape, vocab_size=rows)
 
 
 def make_abstract_model(shape: Qwen2Config) -> Qwen2:

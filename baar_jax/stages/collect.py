@@ -1,19 +1,26 @@
 """Run the stages that collect episodes: setup, profile and references."""
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs import base
-from baar_jax.episode import Task
 from baar_jax.mesh import exchange
-from baar_jax.open import Loader, load_profiles, load_references
-from baar_jax.paper.references import Profile, split_by_profile
+from baar_jax.open import (
+  VOCABULARY,
+  Loader,
+  load_profiles,
+  load_references,
+  load_value_episodes,
+  save_vocabulary,
+)
+from baar_jax.paper.references import split_by_profile
 from baar_jax.report.compare import label_policy
 from baar_jax.rivals.families import FAMILIES
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
-from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.inputs import learn_vocabulary
+from baar_jax.router.view import adopt_tokenizer
 from baar_jax.router.weights import check_pretrained
 from baar_jax.run import Run
 
@@ -49,10 +56,9 @@ def setup(run: Run) -> None:
 
 
 def profile(run: Run) -> None:
-  """Measure every task's difficulty and costs, and make the tokenizer.
+  """Measure every task's difficulty and costs, and copy the weights' tokenizer.
 
-  Both boundary policies play every training and dev task. The tokenizer is that of the
-  pretrained weights. Without weights it is trained on the texts of these episodes.
+  Both boundary policies play every training and dev task.
   """
   config = run.config
   # Check the weights first, because playing the episodes can take hours.
@@ -65,13 +71,9 @@ def profile(run: Run) -> None:
   for task in tasks:
     if task.id not in train and task.id not in dev:
       run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
-  if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
-    models = len(config.models.names)
-    if config.router.weights:
-      adopt_tokenizer(Path(config.router.weights), run.tokenizer, models)
-    else:
-      texts = list_texts(tasks, train, models)
-      train_tokenizer(texts, config.router.vocab_size, run.tokenizer, models)
+  weights = config.router.weights
+  if run.is_main and weights and not (run.tokenizer / "tokenizer.json").exists():
+    adopt_tokenizer(Path(weights), run.tokenizer, len(config.models.names))
   # This call waits until every process has reached this line, so that all of them have
   # finished the stage.
   exchange(None)
@@ -97,28 +99,11 @@ def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
       run.source.episodes(title + label, item, loader.build)
 
 
-def list_texts(
-  tasks: list[Task], profiles: dict[str, Profile], models: int
-) -> Iterator[str]:
-  """Yield the texts that a tokenizer is trained on: those of the profile's episodes.
-
-  Args:
-    tasks: the tasks, in order; those without a profile are skipped.
-    profiles: the profiles by task id, with the episodes of both boundary policies.
-    models: the number of models that the router chooses from.
-  """
-  for task in tasks:
-    if task.id in profiles:
-      trials = profiles[task.id]
-      for episode in (*trials.small, *trials.large):
-        yield from text_pieces(task, episode, models)
-
-
 def references(run: Run) -> None:
-  """Collect the reference trajectory of every training and dev task.
+  """Collect the reference trajectory of every training and dev task (paper: tau*).
 
-  BoSFT imitates these trajectories, and BoPO compares its episodes with them (paper:
-  tau*).
+  BoSFT imitates these trajectories, and BoPO compares its episodes with them. The
+  vocabulary of facts, offers and words is learned from all episodes of training tasks.
   """
   run.require("profile")
   config = run.config
@@ -127,6 +112,12 @@ def references(run: Run) -> None:
   tasks = split_by_profile(learning, profiles)
   play_all(run, jobs.list_references(config, tasks))
   trajectories = load_references(run.store, config, profiles)
+  if run.is_main and not (run.dir / VOCABULARY).exists():
+    episodes = load_value_episodes(run.store, config)
+    train = {task.id: task for task in run.store.tasks("train")}
+    save_vocabulary(run.dir, learn_vocabulary(train, episodes))
+  # Wait until the main process has written the file.
+  exchange(None)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in tasks.hard]
   fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)

@@ -1,4 +1,4 @@
-"""Run the stages that train routers: pretrain, value, sft, bopo, baselines; export."""
+"""Run the stages that train routers: value, sft, bopo, baselines; export."""
 
 import contextlib
 import dataclasses
@@ -11,15 +11,7 @@ from typing import NamedTuple
 from baar_jax.conditioned import fit
 from baar_jax.config import ABLATIONS, Config, SFTConfig
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import (
-  ACTED,
-  OUTCOMES,
-  Batcher,
-  Labels,
-  Loss,
-  draw_batches,
-  next_token_loss,
-)
+from baar_jax.learn.batches import ACTED, Batcher, Labels, draw_batches
 from baar_jax.learn.checkpoint import Checkpoints, check_metrics
 from baar_jax.learn.trainer import Trainer, sft_optimizer
 from baar_jax.mesh import exchange
@@ -27,12 +19,13 @@ from baar_jax.open import (
   HEADS,
   Loader,
   RouterFiles,
-  load_hard_episodes,
   load_initial,
   load_profiles,
   load_references,
   load_router,
   load_value_episodes,
+  load_vocabulary,
+  open_encoder,
   open_learner,
   save_heads,
 )
@@ -47,15 +40,9 @@ from baar_jax.rivals.families import FAMILIES, OnPolicy, list_trained
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOPO, SFT
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.router.weights import (
-  build_model,
-  save_qwen2,
-)
+from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
 
-# Number of gradient steps at the start of pretraining in which the learning rate rises.
-WARMUP = 10
-WEIGHT_DECAY = 1e-4  # The weight decay of AdamW in pretraining.
 SAVE_EVERY = 50  # The number of updates on stored episodes between two checkpoints.
 SAVE_EVERY_ROLLOUTS = 5  # The number of updates on rollouts between two checkpoints.
 
@@ -70,7 +57,6 @@ class Lesson(NamedTuple):
     dev: the episodes of the loss on dev; if there are none, the loss of the last update
       counts.
     labels: the labels to learn.
-    loss: the loss of a batch.
   """
 
   stage: str
@@ -78,35 +64,6 @@ class Lesson(NamedTuple):
   draw: Callable[[], Iterator[list[Episode]]]
   dev: list[Episode]
   labels: Labels = ACTED
-  loss: Loss = sft_batch_loss
-
-
-def pretrain(run: Run) -> None:
-  """Train a router with random weights to predict the texts of episodes (our choice).
-
-  This pretraining takes the place of the text that Qwen2.5 has read. Rewards alone are
-  too sparse to learn which words announce a difficult step. The data are the episodes
-  that the stages profile and references have stored. At every decision the router
-  learns to predict the tokens of the next action and of its result. Rewards,
-  difficulties and the choice of references are not used.
-  """
-  if run.config.pretrain.epochs == 0:
-    return
-  run.require("references")
-  episodes = load_hard_episodes(run.store, run.config)
-  for files in run.all_files():
-    prepare = functools.partial(_prepare_pretraining, files.config, episodes)
-    train_stored(run, files, "pretrain", prepare)
-
-
-def _prepare_pretraining(config: Config, episodes: list[Episode]) -> Lesson:
-  """Plan the pretraining of one training seed on all of these episodes."""
-  settings = config.pretrain
-  size = settings.batch_episodes
-  updates = max(1, settings.epochs * len(episodes) // size)
-  training = SFTConfig(updates, learning_rate=settings.learning_rate)
-  draw = functools.partial(draw_batches, episodes, size, config.seed, newest_first=True)
-  return Lesson("pretrain", training, draw, [], OUTCOMES, next_token_loss)
 
 
 def value(run: Run) -> None:
@@ -132,7 +89,8 @@ def value(run: Run) -> None:
   unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
   for files in unfitted:
     seed = files.config.seed
-    start = fit.prepare(config, tasks, episodes, unit_usd, models, seed)
+    vocabulary = load_vocabulary(files)
+    start = fit.prepare(config, vocabulary, tasks, episodes, unit_usd, models, seed)
     heads = start.heads
     with run.progress("value", config.updates, 0, "update") as bar:
       for done, fitted, loss in fit.fit_heads(heads, start.data, config, seed):
@@ -141,7 +99,7 @@ def value(run: Run) -> None:
         bar.update(done - bar.n)
         heads = fitted
     if run.is_main:
-      save_heads(files, heads, start.vocabulary)
+      save_heads(files, heads)
     exchange(None)  # Wait until the main process has written the file.
 
 
@@ -328,20 +286,12 @@ def _open_trainer(
   run: Run, files: RouterFiles, lesson: Lesson
 ) -> tuple[Trainer, Batcher]:
   """Make a trainer with a copy of the router that the training starts from."""
-  config = files.config
-  view = files.open_view(lesson.labels.answers)
+  encoder = open_encoder(files, lesson.labels)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
-  batcher = Batcher(config, view, tasks, lesson.labels)
-  # Pretraining starts from random weights, and predicts any token.
-  if lesson.labels.outcomes:
-    model = build_model(config.router, config.seed)
-    ids = None
-    optimizer = sft_optimizer(lesson.settings, WARMUP, WEIGHT_DECAY)
-  else:
-    model = load_initial(files, view)
-    ids = view.logit_ids
-    optimizer = sft_optimizer(lesson.settings)
-  trainer = Trainer(model, lesson.loss, optimizer, ids, files.mesh, config.router.dtype)
+  batcher = Batcher(files.config, encoder, tasks, lesson.labels)
+  model = load_initial(files, encoder)
+  optimizer = sft_optimizer(lesson.settings)
+  trainer = Trainer(model, encoder, sft_batch_loss, optimizer, files.mesh)
   return trainer, batcher
 
 
@@ -425,7 +375,13 @@ def export(run: Run) -> None:
 
   The directories are <run>/export/sft and, for each `lam`, <run>/export/bopo-lam<lam>.
   A directory that exists is kept.
+
+  Raises:
+    ValueError: the routers are networks on inputs, or are not trained.
   """
+  if not run.config.router.weights:
+    problem = "only text routers have Hugging Face's format"
+    raise ValueError(f"{problem}: train with --config.router.weights set")
   files = run.files()
   routers = [(SFT, None)]
   routers += [(BOPO, lam) for lam in run.config.bopo.lam]

@@ -1,0 +1,195 @@
+"""Compute one logit per answer from the inputs of a step: the policy network.
+
+On a CPU this network is the router in place of Qwen2 (our choice). It reads facts,
+offers and words of the step, and the terms that the value heads read
+(router/inputs.py). A gradient step takes milliseconds.
+
+Axes: B episodes, S decisions of an episode, N decisions, R live episodes, D features, I
+inputs (features, terms, and a proposal in a cascade), W width of a layer, A answers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.mesh import local_copy
+from baar_jax.rollout.specs import Live
+from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe
+
+WIDTH = 64  # W, the width of both hidden layers
+
+# The weight and the bias of each layer.
+Layers = Sequence[tuple[jax.Array, jax.Array]]
+
+
+def apply_layers(layers: Layers, x_NxI: jax.Array, xp: ModuleType) -> jax.Array:
+  """Apply a network, or E networks at once, with SiLU after all layers but the last.
+
+  Args:
+    layers: weight_IxW and bias_W of each layer; of E networks with the axis E first.
+    x_NxI: the inputs.
+    xp: the module of the arrays, `numpy` or `jax.numpy`.
+  """
+  *hidden, (weight_WxO, bias_O) = layers
+  x_NxW = x_NxI
+  for weight_IxW, bias_W in hidden:
+    x_NxW = x_NxW @ weight_IxW + bias_W[..., None, :]
+    # SiLU; with tanh it overflows for no number.
+    x_NxW = x_NxW * (0.5 + 0.5 * xp.tanh(0.5 * x_NxW))
+  return x_NxW @ weight_WxO + bias_O[..., None, :]
+
+
+class PolicyNetwork(nnx.Module):
+  """Compute logits by two layers of `WIDTH` with SiLU, and a linear layer.
+
+  The linear layer starts at 0, so that all answers are equally probable at first.
+  """
+
+  def __init__(self, inputs: int, answers: int, seed: int) -> None:
+    """Draw the weights of the hidden layers.
+
+    Args:
+      inputs: the number of inputs, I.
+      answers: the number of logits, A.
+      seed: the seed of the draws.
+    """
+    rngs = nnx.Rngs(seed)
+    zeros = nnx.initializers.zeros
+    self.first = nnx.Linear(inputs, WIDTH, rngs=rngs)
+    self.second = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+    self.last = nnx.Linear(WIDTH, answers, kernel_init=zeros, rngs=rngs)
+
+  @property
+  def layers(self) -> Layers:
+    """Return the layers in order."""
+    linears = (self.first, self.second, self.last)
+    return [(linear.kernel[...], linear.bias[...]) for linear in linears]
+
+  def __call__(self, x_BxSxI: jax.Array) -> jax.Array:
+    """Compute logits_BxSxA of standardised inputs, float32."""
+    x_NxI = x_BxSxI.reshape(-1, x_BxSxI.shape[-1])
+    logits_NxA = apply_layers(self.layers, x_NxI, jnp)
+    return logits_NxA.reshape(*x_BxSxI.shape[:-1], -1)
+
+
+@dataclasses.dataclass
+class InputsEncoder:
+  """Turn episodes into the arrays that a policy network reads.
+
+  It is an `Encoder`, see learn/batches.py.
+
+  Attributes:
+    vocabulary: the statistics of stored episodes.
+    answers: the number of answers between which the router decides.
+    reads_proposals: whether the inputs describe the proposed action of the step.
+    encoded: the inputs of each episode that was encoded, by its key in the store.
+  """
+
+  vocabulary: Vocabulary
+  answers: int
+  reads_proposals: bool = False
+  encoded: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
+  dtype = "float32"
+
+  def build(self, seed: int) -> PolicyNetwork:
+    """Build a network with random weights."""
+    step = Step("", SMALL, "")
+    x_SxI = self._read_steps(Task("", "train", "", 1), [step])
+    return PolicyNetwork(x_SxI.shape[1], self.answers, seed)
+
+  def encode(self, task: Task, episode: Episode) -> np.ndarray:
+    """Compute the standardised inputs of an episode's decisions, float32 x_SxI.
+
+    An episode must not change after it was encoded, because the inputs are kept.
+    """
+    key = episode.policy, episode.task_id, episode.seed
+    if key not in self.encoded:
+      self.encoded[key] = self._read_steps(task, episode.steps)
+    return self.encoded[key]
+
+  def measure(self, x_SxI: np.ndarray) -> tuple[int, int]:
+    """Return the length of an encoded episode in decisions, and its rows: one."""
+    return len(x_SxI), 1
+
+  def pad(
+    self, encoded: Sequence[np.ndarray], episodes: int, decisions: int
+  ) -> np.ndarray:
+    """Pad encoded episodes with 0 to float32 x_BxSxI.
+
+    Args:
+      encoded: the results of `encode`.
+      episodes: B.
+      decisions: S.
+    """
+    x_BxSxI = np.zeros((episodes, decisions, encoded[0].shape[1]), np.float32)
+    for x_SxI, row_SxI in zip(x_BxSxI, encoded):
+      x_SxI[: len(row_SxI)] = row_SxI
+    return x_BxSxI
+
+  def forward(self, model: PolicyNetwork, x_BxSxI: jax.Array) -> jax.Array:
+    """Compute float32 logits_BxSxA."""
+    return model(x_BxSxI)
+
+  def open_reader(self, model: PolicyNetwork, rows: int, mesh: Mesh) -> "InputsReader":
+    """Open a reader of live episodes; any number of them may be live at once."""
+    return InputsReader(self, model, mesh)
+
+  def read(self, tracker: Tracker, step: Step) -> np.ndarray:
+    """Compute the standardised inputs of a decision, float32 [I].
+
+    Args:
+      tracker: the episode, after the observation before the decision.
+      step: the step that waits for the decision, with its proposal if it has one.
+    """
+    features_D = tracker.read() - self.vocabulary.mean_D
+    features_D /= self.vocabulary.spread_D
+    # A policy network learns for one cost weight and no cap, so these terms are fixed.
+    terms_T = describe(np.float64(np.inf), np.float64(1), np.array(tracker.progress))
+    parts = [features_D, terms_T]
+    if self.reads_proposals:
+      parts.append(tracker.describe_proposal(step))
+    return np.concatenate(parts).astype(np.float32)
+
+  def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
+    """Compute the standardised inputs x_SxI of all decisions of an episode."""
+    tracker = Tracker(self.vocabulary, task)
+    rows = []
+    for step in steps:
+      tracker.see(step.observation)
+      rows.append(self.read(tracker, step))
+      tracker.act(step)
+    return np.stack(rows)
+
+
+class InputsReader:
+  """Compute a policy network's logits for live episodes, with NumPy."""
+
+  def __init__(self, encoder: InputsEncoder, model: PolicyNetwork, mesh: Mesh) -> None:
+    """Copy the network's weights, so that training may go on."""
+    self._encoder = encoder
+    self._states = StateReader(encoder.vocabulary)
+    graphdef, params = nnx.split(model)
+    copied = nnx.merge(graphdef, local_copy(params, mesh, jnp.float32))
+    self._layers = jax.tree.map(np.asarray, copied.layers)
+
+  def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
+    """Compute logits_RxA of R live episodes, and the dollars of each: none."""
+    rows = []
+    for live in ready:
+      rows.append(self._encoder.read(self._states.follow(live), live.history[-1]))
+    logits_RxA = apply_layers(self._layers, np.stack(rows), np)
+    return logits_RxA.astype(np.float64), [0.0] * len(ready)
+
+  def forget(self, live: Live) -> None:
+    """Free what is kept of an episode that ended or starts again."""
+    self._states.forget(live)
+
+  def compile(self) -> None:
+    """Do nothing, because NumPy compiles nothing."""
