@@ -11,12 +11,14 @@ from typing import NamedTuple
 import httpx2
 
 from baar_jax.config import ModelsConfig
-from baar_jax.llms.http import LOST, explain, open_http
 from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, prices_of
 from baar_jax.llms.provider import (
+  LOST,
   UNREADABLE,
   Outcome,
   endpoints,
+  explain,
+  open_http,
   read_refusal,
 )
 from baar_jax.llms.usage import Meter

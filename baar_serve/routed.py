@@ -11,8 +11,7 @@ from typing import NamedTuple
 import prometheus_client as prometheus
 
 from baar_jax.episode import Call, Step, Usage
-from baar_jax.llms.http import LOST, explain
-from baar_jax.llms.provider import PRESUMED, REPLY, Outcome, backoff_s
+from baar_jax.llms.provider import LOST, PRESUMED, REPLY, Outcome, backoff_s, explain
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole

@@ -144,7 +144,7 @@ def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
   problem = r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
   with pytest.raises(NoAnswer, match=problem):
     ask(connect(retries=1, base_urls=DEAD))
-  monkeypatch.setattr("baar_jax.llms.http.CONNECT_S", 0.2)
+  monkeypatch.setattr("baar_jax.llms.provider.CONNECT_S", 0.2)
   # This server never agrees on encryption.
   with socket.create_server(("127.0.0.1", 0)) as silent:
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"

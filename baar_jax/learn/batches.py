@@ -159,7 +159,7 @@ class Encoder(Protocol):
     """Compute float32 logits_BxSxA of padded arrays."""
 
   def open_reader(self, model: nnx.Module, rows: int, mesh: Mesh) -> Any:
-    """Open a reader of at most `rows` live episodes, see router/policy.py."""
+    """Open a `Reader` of at most `rows` live episodes, see router/policy.py."""
 
 
 def make_batch(

@@ -27,11 +27,11 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
-from baar_jax.llms.http import LOST, explain, open_http
 from baar_jax.llms.ledger import Calls
 from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, prices_of
 from baar_jax.llms.provider import (
   FAILED,
+  LOST,
   PRESUMED,
   REPLY,
   RETRY,
@@ -39,6 +39,8 @@ from baar_jax.llms.provider import (
   Outcome,
   backoff_s,
   endpoints,
+  explain,
+  open_http,
   read_refusal,
 )
 from baar_jax.llms.usage import ImpossibleUsage, Meter

@@ -9,17 +9,29 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.router.network import InputsReader
 from baar_jax.router.qwen2 import softmax
-from baar_jax.router.reader import Reader
 
 TINY = 1e-12  # added to probabilities to keep their logarithms finite
 ARGMAX = 0.5  # the threshold of p(LARGE) that picks the most probable model
+
+
+class Reader(Protocol):
+  """Compute a router's logits for live episodes, in batches."""
+
+  def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
+    """Return logits_RxA of R waiting episodes, and the dollars of each decision."""
+
+  def forget(self, live: Live) -> None:
+    """Free what is kept of an episode that ended or starts again."""
+
+  def compile(self) -> None:
+    """Compile the router for all batch shapes before the first decision."""
 
 
 @dataclasses.dataclass
@@ -110,7 +122,7 @@ class RouterPolicy(Policy):
   def __init__(
     self,
     spec: PolicySpec,
-    reader: Reader | InputsReader,
+    reader: Reader,
     rule: Sample | Threshold,
   ):
     """Make a policy that decides by what a reader computes.
