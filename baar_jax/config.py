@@ -337,6 +337,8 @@ class BoPOConfig:
     clip: Distances below and above 1 at which the probability ratio is clipped; ()
       never clips (paper).
     learning_rate: Learning rate of AdamW.
+    last_rate: Learning rate after the last gradient step, as a share of
+      `learning_rate`. It falls to this share by a cosine; 1 is a constant rate (paper).
     adam_eps: Epsilon of AdamW, as in SFTConfig.
     updates: Number of updates. Each plays one rollout batch and learns from it.
     tasks_per_update: Number of tasks per rollout batch.
@@ -358,6 +360,7 @@ class BoPOConfig:
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip: tuple[()] | tuple[Clip, Clip] = ()
   learning_rate: float = positive(1e-6, 1)
+  last_rate: Share = 1.0
   adam_eps: float = positive(1e-8, 1)
   updates: int = Field(100, gt=0, lt=1_000_000)
   tasks_per_update: int = positive(8, 100_000)

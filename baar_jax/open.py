@@ -24,7 +24,7 @@ from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
 from baar_jax.llms.prices import prices_of
 from baar_jax.mesh import split_parameters
-from baar_jax.paper.bopo import Learner
+from baar_jax.paper.bopo import Learner, count_all_steps
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rivals import families
 from baar_jax.rivals.families import FAMILIES, OnPolicy
@@ -262,7 +262,7 @@ def check_trained(files: RouterFiles) -> None:
 def open_learner(
   files: RouterFiles, learns: OnPolicy, tasks: Sequence[Task], rows: int
 ) -> Learner:
-  """Make the learner of a family. Its router starts as the SFT router.
+  """Make the learner of a family, with the router that it starts from.
 
   Args:
     files: the routers of the training seed.
@@ -271,13 +271,17 @@ def open_learner(
     rows: the most episodes that are live at once.
   """
   config = files.config
-  sft = load_router(files, files.sft_family)
   encoder = open_encoder(files)
+  if learns.from_sft:
+    start = load_router(files, files.sft_family)
+  else:
+    start = load_initial(files, encoder)
   loss = functools.partial(learns.loss, config.bopo)
-  trainer = Trainer(sft, encoder, loss, bopo_optimizer(config.bopo), files.mesh)
+  optimizer = bopo_optimizer(config.bopo, count_all_steps(config.bopo, len(tasks)))
+  trainer = Trainer(start, encoder, loss, optimizer, files.mesh)
   anchor = None
   if learns.anchored:
-    anchor = ShardedRouter(sft, encoder, files.mesh)
+    anchor = ShardedRouter(start, encoder, files.mesh)
   batcher = Batcher(config, encoder, tasks, SAMPLED)
   return Learner(config.bopo, trainer, batcher, anchor, rows, config.seed)
 

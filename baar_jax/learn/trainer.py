@@ -223,12 +223,22 @@ def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   return _clip_adamw(schedule, config, SFT_WEIGHT_DECAY)
 
 
-def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
-  """Make the optimizer of BoPO: AdamW at a constant rate (paper: appendix).
+def bopo_optimizer(
+  config: BoPOConfig, gradient_steps: int
+) -> optax.GradientTransformation:
+  """Make the optimizer of BoPO: AdamW, whose rate may decay by a cosine.
 
-  Weight decay and the clip of the gradient's norm are our choices.
+  The paper has a constant rate, `bopo.last_rate=1`. The decay, the weight decay and the
+  clip of the gradient's norm are our choices.
+
+  Args:
+    config: supplies `learning_rate`, `last_rate` and `adam_eps`.
+    gradient_steps: the number of gradient steps of the whole training.
   """
-  return _clip_adamw(config.learning_rate, config, BOPO_WEIGHT_DECAY)
+  schedule = optax.cosine_decay_schedule(
+    config.learning_rate, gradient_steps, config.last_rate
+  )
+  return _clip_adamw(schedule, config, BOPO_WEIGHT_DECAY)
 
 
 def _clip_adamw(

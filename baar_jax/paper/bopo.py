@@ -97,15 +97,6 @@ class Learner(NamedTuple):
     reader = encoder.open_reader(self.trainer.model, self.rows, self.trainer.mesh)
     return RouterPolicy(spec, reader, Sample(spec.key))
 
-  def count_steps(self, episodes: int) -> int:
-    """Count the gradient steps on a rollout batch of this number of episodes."""
-    return self.config.epochs * math.ceil(episodes / BATCH_EPISODES)
-
-  def count_all_steps(self, tasks: int) -> int:
-    """Count the gradient steps of a whole BoPO training on this number of tasks."""
-    episodes = min(self.config.tasks_per_update, tasks) * self.config.group_size
-    return self.config.updates * self.count_steps(episodes)
-
   def fill(self, batch: Batch) -> Batch:
     """Add log-probabilities and the SFT router's logits to a batch.
 
@@ -124,6 +115,17 @@ class Learner(NamedTuple):
       ref_logits_BxSxA = self.anchor.logits(batch)
       batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
     return batch
+
+
+def count_steps(config: BoPOConfig, episodes: int) -> int:
+  """Count the gradient steps on a rollout batch of this number of episodes."""
+  return config.epochs * math.ceil(episodes / BATCH_EPISODES)
+
+
+def count_all_steps(config: BoPOConfig, tasks: int) -> int:
+  """Count the gradient steps of a whole BoPO training on this number of tasks."""
+  episodes = min(config.tasks_per_update, tasks) * config.group_size
+  return config.updates * count_steps(config, episodes)
 
 
 def bopo(
@@ -154,7 +156,7 @@ def bopo(
       learner.config, groups, profiles, references, planned.spec.lam
     )
     metrics |= update_policy(learner, rated, planned.spec.update)
-    steps = learner.count_steps(len(rated))
+    steps = count_steps(learner.config, len(rated))
     yield Update(planned.spec.update, len(rated), steps, metrics)
 
 

@@ -78,6 +78,8 @@ class OnPolicy:
     update: the updates of a training, such as `paper.bopo.bopo`.
     loss: the loss of a batch, given the settings of BoPO.
     anchored: whether the loss uses the SFT router's logits.
+    from_sft: whether the training starts from the SFT router, or from the router before
+      it.
     batches: the most rollout batches, as a multiple of BoPO's updates.
     configure: changes the configuration for this family.
   """
@@ -88,6 +90,7 @@ class OnPolicy:
   ]
   loss: Callable[[BoPOConfig, jax.Array, Batch], dict[str, Term]]
   anchored: bool = True
+  from_sft: bool = True
   batches: int = 1
   configure: Callable[[Config], Config] = lambda config: config
 
@@ -353,6 +356,13 @@ def stay_warm(advantage_A: np.ndarray, situation: Situation) -> int:
 
 
 LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
+LEARNS_VANILLA = OnPolicy(
+  vanilla.vanilla,
+  vanilla.dapo_loss,
+  anchored=False,
+  batches=VANILLA_BATCHES,
+  configure=vanilla.configure,
+)
 
 
 def _ablation(name: str, label: str) -> Family:
@@ -447,13 +457,15 @@ FAMILIES = {
     _list_learnt,
     "router",
     stage="baselines",
-    learns=OnPolicy(
-      vanilla.vanilla,
-      vanilla.dapo_loss,
-      anchored=False,
-      batches=VANILLA_BATCHES,
-      configure=vanilla.configure,
-    ),
+    learns=dataclasses.replace(LEARNS_VANILLA, from_sft=False),
+    is_rival=True,
+  ),
+  "vanilla-sft": Family(
+    "vanilla RL from BoSFT",
+    _list_learnt,
+    "router",
+    stage="baselines",
+    learns=LEARNS_VANILLA,
     is_rival=True,
   ),
   # These policies play the episodes that routers learn from.

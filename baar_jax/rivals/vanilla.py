@@ -1,7 +1,8 @@
 """Train a router by vanilla RL, the rival without boundaries (DAPO, Yu et al. 2025).
 
-The paper's vanilla RL has no profile, no references and no anchor. Here it starts from
-the SFT router and takes as many gradient steps as BoPO.
+The paper's vanilla RL has no profile, no references and no anchor. So it starts from
+the router before BoSFT, and takes as many gradient steps as BoPO. From the SFT router
+it is another rival, `vanilla-sft`.
 
 Axes: B episodes, S decisions of an episode, A models, G episodes of a group.
 """
@@ -20,6 +21,7 @@ from baar_jax.paper.bopo import (
   Learner,
   RatedEpisode,
   Update,
+  count_steps,
   roll_out,
   summarize_rollouts,
   update_policy,
@@ -79,7 +81,7 @@ def vanilla(
     steps = 0
     if len(kept) >= size:
       metrics |= update_policy(learner, kept[:size], planned.spec.update)
-      steps = learner.count_steps(size)
+      steps = count_steps(learner.config, size)
       kept = kept[size:]
     rolled_out = sum(map(len, groups))
     yield Update(planned.spec.update, rolled_out, steps, metrics, len(kept))

@@ -29,6 +29,7 @@ from baar_jax.open import (
   open_learner,
   save_heads,
 )
+from baar_jax.paper.bopo import count_all_steps
 from baar_jax.paper.losses import sft_batch_loss
 from baar_jax.paper.references import (
   Trials,
@@ -344,7 +345,7 @@ def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
     done = checkpoints.last_update
     if done:
       learner.trainer.load(checkpoints.restore(learner.trainer.state))
-    enough_steps = learner.count_all_steps(len(tasks))
+    enough_steps = count_all_steps(config.bopo, len(tasks))
     rollouts = jobs.list_updates(config, spec, tasks, files.training_seed)
     rollouts = itertools.islice(rollouts, done, last)
     for update in learns.update(run.source, profiles, references, learner, rollouts):
