@@ -360,7 +360,7 @@ class BoPOConfig:
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip: tuple[()] | tuple[Clip, Clip] = ()
   learning_rate: float = positive(1e-6, 1)
-  last_rate: Share = 1.0
+  last_rate: float = Field(1.0, ge=0, le=1)
   adam_eps: float = positive(1e-8, 1)
   updates: int = Field(100, gt=0, lt=1_000_000)
   tasks_per_update: int = positive(8, 100_000)

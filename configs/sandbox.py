@@ -8,7 +8,7 @@ def get_config() -> config.Config:
   c = config.Config(name="sandbox")
   # The exact optimum is computed for list prices without prompt caches.
   c.models.prompt_cache = False
-  c.env = config.EnvConfig("sandbox", 1920, 128, 256, max_steps=18, live_per_process=16)
+  c.env = config.EnvConfig("sandbox", 384, 128, 256, max_steps=18, live_per_process=16)
   c.references.plans = (
     config.SamplePlan("samples", c.references.samples, all_tasks=True),
   )
@@ -22,16 +22,12 @@ def get_config() -> config.Config:
     noise=0.0,
     weight_decay=0.0,
   )
-  c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rate=3e-3)
+  c.sft = config.SFTConfig(updates=60, micro_episodes=64, learning_rate=3e-3)
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
-    learning_rate=1e-3,
-    updates=24,
-    tasks_per_update=16,
-    ratio_level="decision",
-    clip=(0.2, 0.28),
-    epochs=2,
-    vanilla_learning_rate=1e-3,
+    learning_rate=3e-3,
+    last_rate=0.05,
+    vanilla_learning_rate=3e-3,
   )
   c.evaluate = config.EvaluateConfig(
     call_budgets=(1, 2, 4, 8), random_p=(0.5,), thresholds=(0.1, 0.2, 0.35, 0.65, 0.8)

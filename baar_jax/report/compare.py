@@ -19,7 +19,14 @@ from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import METRICS, Evaluation
 from baar_jax.rivals.optimum import Exact, has_optimum
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED, SFT
+from baar_jax.rollout.jobs import (
+  BOPO,
+  BOUNDARY_KEYS,
+  COMPARED,
+  FIRST_LARGE,
+  SFT,
+  VANILLA,
+)
 from baar_jax.rollout.specs import PolicySpec
 
 DIFFICULTIES = ["easy", "hard", "intractable"]
@@ -49,6 +56,33 @@ PARAMETERS = {
   "calls": "at most {} LARGE calls",
   "usd": "at most ${:g}",
 }
+
+
+class Claim(NamedTuple):
+  """A claim of the paper that two areas decide.
+
+  Attributes:
+    text: the claim.
+    better: the family whose area is larger if the claim holds; "" is a random mix of
+      the boundaries.
+    worse: the family with the smaller area, likewise.
+  """
+
+  text: str
+  better: str
+  worse: str
+
+
+CLAIMS = (
+  Claim("BoPO's frontier is above BoSFT's", BOPO, SFT),
+  Claim("BoPO's frontier is above vanilla RL's", BOPO, VANILLA),
+  Claim("vanilla RL is below random mixes", "", VANILLA),
+  Claim("BoSFT's frontier is above vanilla RL's", SFT, VANILLA),
+  Claim("stratified samples fill the frontier", COMPARED, "no-stratified"),
+  Claim("the reference raises the frontier", COMPARED, "no-reference"),
+  Claim("the bonus of hard tasks raises it", COMPARED, "no-hard-bonus"),
+  Claim("First-Large is above random mixes", FIRST_LARGE, ""),
+)
 
 
 class Labelled(Protocol):
@@ -184,6 +218,11 @@ class Results:
     return areas(self.data, self.choice, families, self.metrics)
 
   @functools.cached_property
+  def claims(self) -> pd.DataFrame:
+    """Return a row per claim of the paper whose families were evaluated, in SR."""
+    return judge_claims(self.data, self.choice)
+
+  @functools.cached_property
   def hard_budget(self) -> pd.DataFrame:
     """Return a row per cap K and family, with the family's best policy on dev."""
     return hard_budgets(self.data, self.policies, self.choice)
@@ -242,10 +281,6 @@ def areas(
 ) -> pd.DataFrame:
   """Compute the area of each family, and the first family's gain over each.
 
-  A family's area is the area under the line through its policies that were chosen on
-  dev. The choice does not see test episodes, so a family with more policies has no
-  advantage.
-
   Args:
     data: the evaluation on test.
     choice: the policies that dev has chosen.
@@ -258,12 +293,10 @@ def areas(
   first_B = {}
   rows = []
   for family, metric in itertools.product(families, metrics):
-    if (family, metric) not in choice.vertices:
+    area_B = resample_area(data, choice, family, metric)
+    if area_B is None:
       continue
     policies = choice.vertices[family, metric]
-    line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
-    cost_VxB = data.resampled["cost_usd"].loc[line]
-    area_B = frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
     gain_B = first_B.get(metric, np.nan) - area_B
     if family == families[0]:
       first_B[metric] = area_B
@@ -272,6 +305,54 @@ def areas(
     rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
   # Naming the columns keeps them in a table without rows.
   return pd.DataFrame(rows, columns=AREA_COLUMNS)
+
+
+def resample_area(
+  data: Evaluation, choice: Choice, family: str, metric: str
+) -> np.ndarray | None:
+  """Compute a family's area_B in each resample; None if it was not evaluated.
+
+  It is the area under the line through the family's policies that were chosen on dev.
+  The choice does not see test episodes, so a family with more policies has no
+  advantage.
+
+  Args:
+    data: the evaluation on test.
+    choice: the policies that dev has chosen.
+    family: the family, COMPARED, or "" for a random mix of the boundaries.
+    metric: one of METRICS.
+  """
+  policies = choice.vertices.get((family, metric), [] if family == "" else None)
+  if policies is None:
+    return None
+  line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
+  cost_VxB = data.resampled["cost_usd"].loc[line]
+  return frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
+
+
+def judge_claims(data: Evaluation, choice: Choice) -> pd.DataFrame:
+  """Compare the areas of each claim's families.
+
+  A claim holds if the interval of the difference is above 0, and does not hold if it is
+  below 0. Else it is not shown.
+
+  Returns:
+    A row per claim whose families were evaluated.
+  """
+  rows = []
+  for claim in CLAIMS:
+    better_B = resample_area(data, choice, claim.better, data.sr)
+    worse_B = resample_area(data, choice, claim.worse, data.sr)
+    if better_B is None or worse_B is None:
+      continue
+    gain = interval("area_gain", better_B - worse_B)
+    verdict = "not shown"
+    if gain["area_gain_low"] > 0:
+      verdict = "holds"
+    elif gain["area_gain_high"] < 0:
+      verdict = "does not hold"
+    rows.append({"claim": claim.text, "verdict": verdict} | gain)
+  return pd.DataFrame(rows)
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:

@@ -77,6 +77,13 @@ FOLDS = (
     "on dev. A gain is the main family's area minus the row's, paired by task.",
   ),
   Fold(
+    "Claims of the paper",
+    "claims",
+    ("claim", "verdict", "area_gain"),
+    "A claim holds if the interval of the difference between the two areas is above 0, "
+    "and does not hold if it is below 0.",
+  ),
+  Fold(
     "What each part of BoPO is worth",
     "ablations",
     AREA_COLUMNS,
