@@ -237,10 +237,19 @@ def trained_spec(
     lam: the cost weight of the training; None if the family has none.
   """
   seeds = config.train_seeds if config.train_seeds > 1 else None
-  reads_cap = bool(config.router.weights)  # A text states the remaining cap.
+  is_conditioned = bool(config.router.weights) or reads_cap(config, family)
   return PolicySpec(
-    family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
+    family, lam=lam, update=update, seeds=seeds, cap_conditioned=is_conditioned
   )
+
+
+def reads_cap(config: Config, family: str) -> bool:
+  """Tell whether a policy network of a family reads the remaining LARGE calls.
+
+  A text router reads them always.
+  """
+  learns = FAMILIES[family].learns
+  return isinstance(learns, OnPolicy) and learns.configure(config).bopo.capped_share > 0
 
 
 def _with_thresholds(config: Config, router: PolicySpec) -> list[PolicySpec]:

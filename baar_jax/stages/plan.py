@@ -172,7 +172,8 @@ def list_training(
   for number in range(config.train_seeds):
     seeded = dataclasses.replace(config, seed=config.seed + number)
     updates = jobs.list_updates(seeded, spec, tasks["train"], number)
-    yield from itertools.islice(updates, learns.batches * config.bopo.updates)
+    for planned in itertools.islice(updates, learns.batches * config.bopo.updates):
+      yield from planned
 
 
 def split_tasks(
