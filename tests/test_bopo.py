@@ -81,6 +81,12 @@ def test_advantages_of_two_groups_by_hand(guided, expected, summary):
   }
 
 
+def test_a_group_of_equal_rewards_has_no_offset():
+  config = BoPOConfig(reference_guided=False)
+  _, metrics = compute_advantages(config, [FAILED], PROFILES, REFERENCES, lam=0.5)
+  assert (metrics["offset_share"], metrics["nonpositive_share"]) == (0.0, 1.0)
+
+
 # Each of five tasks has two steps, so there are ten states. A task is solved if LARGE acts where it
 # is needed (L); the last one never is. An S costs $1 and an L $5.
 WORLD = {"easy": "SS", "first": "LS", "second": "SL", "both": "LL", "never": "SS"}

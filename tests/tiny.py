@@ -114,7 +114,6 @@ def flags(runs) -> list[str]:
     "name": "tiny",
     "runs": runs,
     "pretrain.batch_episodes": 16,
-    "profile.robustness": (1,),
     "evaluate.thresholds": (),
     "value.updates": 20,
     "value.heads": 2,

@@ -177,7 +177,7 @@ def bopo_loss(
 def measure_entropy(logits_BxSxA: jax.Array, batch: Batch) -> Term:
   """Compute the policy's entropy, for the log: a term with weight 0.
 
-      entropy = mean over real decisions of -sum_a pi(a) * log pi(a)        in nats
+  entropy = mean over real decisions of -sum_a pi(a) * log pi(a)        in nats
   """
   logp_BxSxA = jax.nn.log_softmax(_zero_padding(logits_BxSxA, batch.mask_BxS))
   entropy_BxS = -(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1)
