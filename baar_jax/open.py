@@ -63,7 +63,11 @@ TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
 
 
 def load_profiles(
-  store: Store, config: Config, *splits: str, trials: int | None = None
+  store: Store,
+  config: Config,
+  *splits: str,
+  purpose: Purpose = "profile",
+  trials: Iterable[int] = (),
 ) -> dict[str, Profile]:
   """Load the profiles of the tasks of some splits.
 
@@ -71,21 +75,22 @@ def load_profiles(
 
   Args:
     splits: "train", "dev" or both.
-    trials: the number of trials to read per task and boundary, from the first on;
-      None for `profile.trials`.
+    purpose: "profile" or "robustness"; the purpose of the trials to read.
+    trials: the numbers of the trials to read per task and boundary; if empty, all of
+      `profile.trials`.
 
   Returns:
     The profiles by task id, in the order of the tasks.
 
   Raises:
-    ValueError: no task has a profile.
+    ValueError: no task has these trials.
   """
   ids = [task.id for split in splits for task in store.tasks(split)]
-  numbers = range(trials or config.profile.trials)
-  profiles = profile_tasks(ids, _load_boundaries(store, numbers, ids))
+  trials = trials or range(config.profile.trials)
+  profiles = profile_tasks(ids, _load_boundaries(store, trials, ids, purpose))
   if not profiles:
     raise ValueError(
-      f"{config.runs}/{config.name} has no profile: run --stage=profile first"
+      f"{config.runs}/{config.name} has no {purpose} trials: run --stage=profile first"
     )
   return profiles
 
@@ -155,12 +160,15 @@ def _load_samples(
 
 
 def _load_boundaries(
-  store: Store, trials: Iterable[int], ids: Sequence[str]
+  store: Store,
+  trials: Iterable[int],
+  ids: Sequence[str],
+  purpose: Purpose = "profile",
 ) -> list[Episode]:
   """Load trials of always-SMALL, then of always-LARGE, on tasks."""
   episodes = []
   for boundary in BOUNDARIES:
-    episodes += _load_trials(store, boundary, "profile", trials, ids)
+    episodes += _load_trials(store, boundary, purpose, trials, ids)
   return episodes
 
 

@@ -10,9 +10,8 @@ from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.rollout.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
-  BOUNDARY_KEYS,
   RANDOM,
-  count_trials,
+  list_profile,
   stratified_spec,
 )
 from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, PolicySpec, seed_of
@@ -57,7 +56,7 @@ def add_sessions(
     description = session.description
     task = name_task(store, episode.task_id, description, config.env.max_steps)
     keys = keys_by_policy.setdefault(episode.policy, store.keys(episode.policy))
-    for seed in list_seeds(config, episode.policy, task.split):
+    for seed in list_seeds(config, episode.policy, task):
       if (task.id, seed) not in keys:
         break
     keys.add((task.id, seed))
@@ -66,7 +65,7 @@ def add_sessions(
   return len(new_sessions)
 
 
-def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
+def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
   """Return the seeds for a policy's sessions of one task, in the order of use.
 
   The stages read episodes by their seeds. The sessions of a boundary policy become
@@ -74,15 +73,16 @@ def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
 
   Args:
     policy: the key of the policy.
-    split: the task's split.
+    task: the task.
   """
   if policy == stratified_spec(config).key:
     return itertools.count(seed_of("reference", 1))
-  trials = 0
-  if policy in BOUNDARY_KEYS and split != "test":
-    trials = count_trials(config)
-  profile_seeds = range(seed_of("profile", 0), seed_of("profile", trials))
-  later_seeds = itertools.count(seed_of(PURPOSE_OF_SPLIT[split], 0))
+  profile_seeds = []
+  if task.split != "test":
+    for spec, jobs in list_profile(config, [task]):
+      if spec.key == policy:
+        profile_seeds = [job.seed for job in jobs]
+  later_seeds = itertools.count(seed_of(PURPOSE_OF_SPLIT[task.split], 0))
   return itertools.chain(profile_seeds, later_seeds)
 
 

@@ -61,7 +61,7 @@ def roll_out(tmp: Path) -> None:
 CASES = [
   # Stored data.
   (
-    "TMP/sandbox has no profile: run --stage=profile first",
+    "TMP/sandbox has no profile trials: run --stage=profile first",
     command,
     "--config=sandbox.py",
     "--stage=report",

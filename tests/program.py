@@ -22,6 +22,7 @@ def start(runs, *flags, config="sandbox.py"):
     sys.executable,
     "main.py",
     f"--config=configs/{config}",
+    "--config.profile.robustness=(1,)",
     *flags,
   ]
   given = {flag.partition("=")[0] for flag in flags}

@@ -1,11 +1,20 @@
-"""Check BoPO's advantages of two groups by hand: their cost is C, and not the bill."""
+"""Check BoPO's advantages by hand (their cost is C, not the bill), and that it learns."""
 
+import itertools
+from typing import NamedTuple
+
+import jax
+import numpy as np
 import pytest
 from tiny import episode
 
-from baar_jax.config import BoPOConfig
-from baar_jax.paper.bopo import compute_advantages
+from baar_jax.config import BoPOConfig, Config
+from baar_jax.episode import Task
+from baar_jax.paper import losses
+from baar_jax.paper.bopo import bopo, compute_advantages
 from baar_jax.paper.references import Profile
+from baar_jax.rollout.jobs import list_updates
+from baar_jax.rollout.specs import PolicySpec
 
 PROFILES = {
   "h": Profile("hard", 2.0, 10.0, [], []),
@@ -37,21 +46,146 @@ GUIDED = [-1.52402, 0.0, -0.13855, -2.07821, -5.0, -5.0]
 OF_THE_MEAN = [-0.58882, 0.93519, 0.79664, -1.14300, 0.0, 0.0]
 
 
+# Sums of A: -3.74078 and -10, or 0; sums of A^2: 6.66086 and 50, or 3.16237. Of the groups none has
+# an advantage above 0 if there is a reference. Without one the first has, and the second is all 0.
+SUMMARY_GUIDED = {
+  "clipped_groups": 1,
+  "nonpositive_share": 1.0,
+  "offset_share": pytest.approx((3.74078**2 / 4 + 10**2 / 2) / 56.66086, abs=1e-5),
+}
+SUMMARY_OF_THE_MEAN = {
+  "clipped_groups": 0,
+  "nonpositive_share": 0.5,
+  "offset_share": pytest.approx(0.0, abs=1e-9),
+}
+
+
 @pytest.mark.parametrize(
-  "guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)]
+  "guided, expected, summary",
+  [(True, GUIDED, SUMMARY_GUIDED), (False, OF_THE_MEAN, SUMMARY_OF_THE_MEAN)],
 )
-def test_advantages_of_two_groups_by_hand(guided, expected, clipped):
+def test_advantages_of_two_groups_by_hand(guided, expected, summary):
   config = BoPOConfig(reference_guided=guided)
   groups = [GROUP, FAILED]
   rated, metrics = compute_advantages(config, groups, PROFILES, REFERENCES, lam=0.5)
   kept, adv_B = zip(*rated)
   assert kept == (*GROUP, *FAILED)
   assert adv_B == pytest.approx(expected, abs=1e-4)
-  assert metrics == {
-    "clipped_groups": clipped,
+  assert metrics == summary | {
     "reward": pytest.approx(2.125 / 6),
     "success": pytest.approx(2 / 6),
     "cost_usd": pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6),
     # LARGE calls: 1, 1, 4, 1 and none; steps: 2, 2, 4, 2 and 3, 3
     "large_share": pytest.approx(7 / 16),
+    "mixed_share": 0.5,
   }
+
+
+def test_a_group_of_equal_rewards_has_no_offset():
+  config = BoPOConfig(reference_guided=False)
+  _, metrics = compute_advantages(config, [FAILED], PROFILES, REFERENCES, lam=0.5)
+  assert (metrics["offset_share"], metrics["nonpositive_share"]) == (0.0, 1.0)
+
+
+# Each of five tasks has two steps, so there are ten states. A task is solved if LARGE acts where it
+# is needed (L); the last one never is. An S costs $1 and an L $5.
+WORLD = {"easy": "SS", "first": "LS", "second": "SL", "both": "LL", "never": "SS"}
+DIFFICULTIES = ("easy", "hard", "hard", "hard", "intractable")
+# Rewards of these choices under lam 0.4: 1, 1.5 - .2 twice, 1.5 - .4 and 0.
+OPTIMUM = (1.0 + 1.3 + 1.3 + 1.1 + 0.0) / 5
+# At first LARGE acts at half of the steps: 1 - .2, .75 - .2 twice, .375 - .2 and 0 - .2.
+START = (0.8 + 0.55 + 0.55 + 0.175 - 0.2) / 5
+
+
+def play(task_id, seed, models, logps=()):
+  needed = WORLD[task_id]
+  lacks = any(pair == ("L", "S") for pair in zip(needed, models))
+  score = 0.0 if lacks or task_id == "never" else 1.0
+  return episode(task_id, "bopo", seed, models, score, logps=logps)
+
+
+class TableBatch(NamedTuple):
+  """Store what the loss reads of episodes, and the state of each decision."""
+
+  state_BxS: np.ndarray
+  action_BxS: np.ndarray
+  logp_BxS: np.ndarray
+  adv_B: np.ndarray
+  mask_BxS: np.ndarray
+  ref_logits_BxSxA: np.ndarray
+  episode_share: float = 1.0
+  decision_share: float = 1.0
+
+
+class TableRouter:
+  """Learn a table of logits: learner, batcher, trainer and source in one object."""
+
+  seed = 0
+  act = None  # `episodes` samples from the table itself.
+
+  def __init__(self, config, sign):
+    self.config = config
+    self.sign = sign
+    self.batcher = self.trainer = self
+    self.logits_NxA = np.zeros((10, 2), np.float32)
+    self.draw = np.random.default_rng(0)
+    self.gradient = jax.jit(jax.grad(self.loss))
+
+  def episodes(self, title, planned, build):
+    logp_NxA = np.array(jax.nn.log_softmax(self.logits_NxA))
+    played = []
+    for job in planned.jobs:
+      logp_SxA = logp_NxA[self.states(job.task.id)]
+      actions = (self.draw.random(2) < np.exp(logp_SxA[:, 1])).astype(int)
+      models = "".join("SL"[action] for action in actions)
+      played.append(play(job.task.id, job.seed, models, logp_SxA[[0, 1], actions]))
+    return played
+
+  def states(self, task_id):
+    first = 2 * [*WORLD].index(task_id)
+    return [first, first + 1]
+
+  def micro_batches(self, episodes, adv_B):
+    state_BxS = np.array([self.states(e.task_id) for e in episodes])
+    action_BxS = np.array([[step.model for step in e.steps] for e in episodes])
+    logp_BxS = np.array([[step.logp for step in e.steps] for e in episodes])
+    adv_B = self.sign * adv_B
+    uniform_BxSxA = np.zeros((*state_BxS.shape, 2))
+    mask_BxS = state_BxS >= 0
+    return [TableBatch(state_BxS, action_BxS, logp_BxS, adv_B, mask_BxS, uniform_BxSxA)]
+
+  def fill(self, batch):
+    return batch
+
+  def count_steps(self, episodes):
+    return 1
+
+  def loss(self, logits_NxA, batch):
+    terms = losses.bopo_loss(self.config, logits_NxA[batch.state_BxS], batch).values()
+    return sum(term.weight * term.share * term.values.mean for term in terms)
+
+  def step(self, batches):
+    self.logits_NxA -= 2.0 * np.array(self.gradient(self.logits_NxA, *batches))
+    return {}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bopo_finds_the_optimum_of_ten_states(sign):
+  """If the signs of its advantages are flipped, it unlearns instead."""
+  config = Config(bopo=BoPOConfig(updates=60, tasks_per_update=5))
+  profiles = {}
+  references = {}
+  for difficulty, (task_id, models) in zip(DIFFICULTIES, WORLD.items()):
+    profiles[task_id] = Profile(difficulty, 2.0, 10.0, [], [])
+    references[task_id] = play(task_id, 0, models)
+  tasks = [Task(task_id, "train", "", 2) for task_id in WORLD]
+  rollouts = list_updates(config, PolicySpec("bopo", lam=0.4), tasks)
+  rollouts = itertools.islice(rollouts, config.bopo.updates)
+  router = TableRouter(config.bopo, sign)
+  updates = [*bopo(router, profiles, references, router, rollouts)]
+  reward = np.mean([update.metrics["reward"] for update in updates[-10:]])
+  choices = "".join("SL"[action] for action in router.logits_NxA.argmax(axis=1))
+  if sign == 1:
+    assert choices == "".join(WORLD.values()) and reward > 0.95 * OPTIMUM
+  else:
+    assert choices != "".join(WORLD.values()) and reward < 0.5 * START

@@ -121,6 +121,25 @@ def test_kl_is_exact_and_ignores_padding(padding):
   assert run(losses.exact_kl, logits, reference, np.zeros_like(mask))[0] == 0
 
 
+@pytest.mark.parametrize("padding", GARBAGE)
+def test_entropy_is_a_mean_over_decisions_that_is_not_learnt(padding):
+  logits = np.log(P)
+  logits[1, 1] = padding
+  old = np.zeros((2, 2))
+  batch = Batch(*[ACTION] * 4, old, MASK, f32([1, 2]), logits, decision_share=0.25)
+
+  def step(logits):
+    term = losses.bopo_loss(BoPOConfig(), logits, batch)["entropy"]
+    return term.weight * term.values.mean, (term.values.mean, term.share)
+
+  gradient, figures = jax.grad(step, has_aux=True)(logits)
+  # .8 * .2231436 + .2 * 1.6094379 = .5004024, .6 * .5108256 + .4 * .9162907 = .6730117 and
+  # .25 * 1.3862944 + .75 * .2876821 = .5623351; the fourth is padding.
+  expected = (0.5004024 + 0.6730117 + 0.5623351) / 3
+  np.testing.assert_allclose(figures, (expected, 0.25), rtol=1e-6)
+  np.testing.assert_array_equal(gradient, 0)
+
+
 def test_bopo_clips_the_ratios_as_configured():
   """Decisions have probability .5; when they were sampled, it was .25 and .8."""
   logits = jnp.zeros((1, 2, 2))

@@ -13,7 +13,7 @@ from baar_jax.conditioned.heads import TERMS
 from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.learn.checkpoint import RouterFiles
-from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, new_trials
 from baar_jax.store import Store
 
 SMALL, LARGE = BOUNDARY_KEYS
@@ -39,11 +39,15 @@ def test_profiles_have_the_first_trials_and_the_order_of_tasks():
   keys += [("one", SMALL, 0), ("one", "random(p=0.5)", 0), ("other", LARGE, 0)]
   keys += [("a test task", SMALL, 0), ("a test task", LARGE, 0)]
   store = store_of(*keys)
-  for trials, count in ((None, 5), (6, 6)):
-    profiles = open.load_profiles(store, Config(), "train", trials=trials)
-    assert list(profiles) == ["b", "a"]
-    for trial in (profiles["a"].small, profiles["a"].large):
-      assert [e.seed for e in trial] == [*range(count)]
+  for policy in BOUNDARY_KEYS:  # The last is no trial of 3 new ones, but of 4.
+    store.add(*(episode("b", policy, seed) for seed in (5003, 5004, 5005, 5006)))
+  new = {"purpose": "robustness", "trials": new_trials(3)}
+  wanted = (({}, "ba", range(5)), (new, "b", range(5003, 5006)))
+  for options, ids, seeds in wanted:
+    profiles = open.load_profiles(store, Config(), "train", **options)
+    assert list(profiles) == [*ids]
+    for trial in (profiles["b"].small, profiles["b"].large):
+      assert [e.seed for e in trial] == [*seeds]
 
 
 def test_references_are_chosen_among_the_configured_samples():

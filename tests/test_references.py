@@ -53,31 +53,59 @@ def test_a_normalised_dollar_is_the_mean_of_large():
   assert references.mean_large_usd(profiles) == 3.0
 
 
-# Outcomes of trials of SMALL and of LARGE per task, and its difficulty from the first two (the
-# base), from the first, and from all four.
-OUTCOMES = {
-  "always": ("1111", "0000"),  # easy three times
-  "late": ("0111", "0001"),  # intractable, intractable, hard
-  "early": ("1000", "1000"),  # hard, easy, hard
-  "helped": ("0000", "1111"),  # hard three times
-  "short": ("000", "111"),  # hard, hard, too few trials
-}
-
-
-def test_robustness_compares_labels_and_sets_of_hard_tasks():
+def profiles_of(outcomes):
+  """Profiles from marks of SMALL's and of LARGE's trials by task, such as "110 011"."""
   episodes = []
-  for task_id, outcomes in OUTCOMES.items():
-    for policy, marks in zip(BOUNDARY_KEYS, outcomes):
-      episodes += trials([(int(mark), 1.0) for mark in marks], policy, task_id)
-  profiles = profile_tasks(OUTCOMES, episodes)
-  rows = references.measure_robustness(profiles, 2, (1, 4, 9))
-  assert [list(row.values()) for row in rows] == [
-    # Four of five agree; hard are {helped, short} and {early, helped, short}.
-    [1, 5, 4 / 5, 2, 3, 2 / 3],
-    # Without "short": three of four agree; hard are {late, early, helped} and {early, helped}.
-    [4, 4, 3 / 4, 3, 2, 2 / 3],
-    [9, 0, None, 0, 0, None],  # no task has nine trials
-  ]
+  for task_id, marks in outcomes.items():
+    for policy, digits in zip(BOUNDARY_KEYS, marks.split()):
+      episodes += trials([(int(digit), 1.0) for digit in digits], policy, task_id)
+  return profile_tasks(outcomes, episodes)
+
+
+# Of four trials, and of the first three: easy twice; intractable, then hard; hard, then easy; hard
+# twice; too few, and hard.
+BASE = profiles_of(
+  {
+    "always": "1111 0000",
+    "late": "0111 0001",
+    "early": "1110 0001",
+    "helped": "0000 1111",
+    "short": "000 111",
+  }
+)
+# Of two new trials: hard, hard, intractable, hard, hard, and of a task without a base.
+NEW = profiles_of(
+  {
+    "always": "01 01",
+    "late": "00 11",
+    "early": "00 00",
+    "helped": "00 01",
+    "short": "00 11",
+    "strange": "00 11",
+  }
+)
+
+
+@pytest.mark.parametrize(
+  "base_trials, repeats, expected",
+  [
+    # Of "always", "late", "early" and "helped" two agree ("late" and "helped"). Hard are
+    # {always, late, helped} and {late, early, helped}: two of four. None has three trials.
+    (
+      4,
+      {2: NEW, 3: NEW},
+      [[2, "new", 4, 2 / 4, 3, 3, 2 / 4], [3, "new", 0, None, 0, 0, None]],
+    ),
+    # The same trials: {helped} and {late, early, helped} are hard.
+    (4, {}, [[3, "nested", 4, 2 / 4, 1, 3, 1 / 3]]),
+    (3, {}, []),
+  ],
+)
+def test_robustness_compares_new_trials_else_nested_ones(
+  base_trials, repeats, expected
+):
+  rows = references.measure_robustness(BASE, base_trials, repeats)
+  assert [list(row.values()) for row in rows] == expected
 
 
 def test_the_cheapest_episode_by_dollars_calls_steps_and_order():

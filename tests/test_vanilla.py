@@ -28,7 +28,9 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   batch = Batch(*[unused] * 4, logp_BxS, mask_BxS, adv_B, episode_share=4 / 7)
 
   def step(logits):
-    term = vanilla.dapo_loss(BoPOConfig(), logits, batch)["loss"]
+    terms = vanilla.dapo_loss(BoPOConfig(), logits, batch)
+    assert [*terms] == ["loss", "entropy"] and terms["entropy"].weight == 0
+    term = terms["loss"]
     return term.weight * term.share * term.values.mean
 
   # Each decision has probability .5.
@@ -56,10 +58,10 @@ def test_dapo_keeps_groups_with_successes_and_failures():
   assert [kept for kept, _ in rated] == group
   assert [adv for _, adv in rated] == pytest.approx([1.0, -1.0], rel=1e-5)
   # Dropped groups count too.
-  figures = metrics["reward"], metrics["success"], metrics["kept_share"]
+  figures = metrics["reward"], metrics["success"], metrics["mixed_share"]
   assert figures == pytest.approx(((0.25 - 0.625) / 4, 0.25, 0.5))
   rated, metrics = vanilla.rate([[rollout(1.0, 1.0), rollout(1.0, 9.0)]], 8.0, lam=0.5)
-  assert rated == [] and metrics["kept_share"] == 0.0
+  assert rated == [] and metrics["mixed_share"] == 0.0
 
 
 def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):

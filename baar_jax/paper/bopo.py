@@ -208,13 +208,13 @@ def compute_advantages(
     lam: the cost weight.
 
   Returns:
-    All episodes with their advantages, and metrics: those of `summarize_rollouts`, and
-    `clipped_groups`, the number of groups with a clipped advantage.
+    All episodes with their advantages, and metrics: those of `summarize_rollouts` and
+    of `summarize_advantages`.
   """
   clip = config.advantage_clip
   rated = []
   reward_B = []
-  clipped_groups = 0
+  advantages = []
   for group in groups:
     id_ = group[0].task_id
     profile = profiles[id_]
@@ -238,9 +238,9 @@ def compute_advantages(
     adv_G = rewards.reference_advantage(reward_G, baseline, config.advantage_eps, clip)
     reward_B.extend(reward_G)
     rated += map(RatedEpisode, group, adv_G)
-    clipped_groups += int((np.abs(adv_G) >= clip).any())
+    advantages.append(adv_G)
   metrics = summarize_rollouts(groups, reward_B)
-  return rated, metrics | {"clipped_groups": clipped_groups}
+  return rated, metrics | summarize_advantages(advantages, clip)
 
 
 def summarize_rollouts(
@@ -254,7 +254,8 @@ def summarize_rollouts(
 
   Returns:
     Means over episodes: `reward`, `success` (share in [0, 1]) and `cost_usd` (dollars).
-    `large_share` is the share of LARGE calls among all steps.
+    `large_share` is the share of LARGE calls among all steps. `mixed_share` is the
+    share of groups in which some episodes succeed and some fail.
   """
   episodes = sum(groups, [])
   count = len(episodes)
@@ -264,6 +265,39 @@ def summarize_rollouts(
     "success": sum(e.success for e in episodes) / count,
     "large_share": sum(e.large_calls for e in episodes) / steps,
     "cost_usd": sum(e.cost_usd for e in episodes) / count,
+    "mixed_share": float(np.mean([is_mixed(group) for group in groups])),
+  }
+
+
+def is_mixed(group: Iterable[Episode]) -> bool:
+  """Tell whether some episodes of a group succeed and some fail."""
+  return len({episode.success for episode in group}) == 2
+
+
+def summarize_advantages(
+  advantages: Sequence[np.ndarray], clip: float
+) -> dict[str, float]:
+  """Summarize the advantages of one update for the log.
+
+  Args:
+    advantages: the advantages A of each group's n episodes.
+    clip: the largest absolute advantage.
+
+  Returns:
+    `clipped_groups` is the number of groups with a clipped advantage.
+    `nonpositive_share` is the share of groups without an advantage above 0.
+    `offset_share` is the share of sum A^2 that is common to a group's episodes: the sum
+    over groups of n * mean(A)^2, divided by the sum over episodes of A^2. It is 0 if
+    all advantages are 0.
+  """
+  clipped = sum((np.abs(adv_G) >= clip).any() for adv_G in advantages)
+  nonpositive = sum((adv_G <= 0).all() for adv_G in advantages)
+  offset = sum(len(adv_G) * adv_G.mean() ** 2 for adv_G in advantages)
+  total = np.square(np.concatenate(advantages)).sum()
+  return {
+    "clipped_groups": int(clipped),
+    "nonpositive_share": float(nonpositive / len(advantages)),
+    "offset_share": float(offset / total) if total else 0.0,
   }
 
 

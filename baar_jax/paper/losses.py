@@ -156,7 +156,7 @@ def bopo_loss(
     batch: a batch with `ref_logits_BxSxA`, the SFT router's logits.
 
   Returns:
-    The terms "loss" and "kl".
+    The terms "loss" and "kl", and "entropy" for the log.
   """
   gain_B = compute_gains(
     action_logp(logits_BxSxA, batch.action_BxS),
@@ -170,7 +170,19 @@ def bopo_loss(
   return {
     "loss": Term(Sum(-gain_B.sum(), len(gain_B)), batch.episode_share),
     "kl": Term(kl, batch.decision_share, config.kl_beta),
+    "entropy": measure_entropy(logits_BxSxA, batch),
   }
+
+
+def measure_entropy(logits_BxSxA: jax.Array, batch: Batch) -> Term:
+  """Compute the policy's entropy, for the log: a term with weight 0.
+
+  entropy = mean over real decisions of -sum_a pi(a) * log pi(a)        in nats
+  """
+  logp_BxSxA = jax.nn.log_softmax(_zero_padding(logits_BxSxA, batch.mask_BxS))
+  entropy_BxS = -(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1)
+  values = sum_masked(entropy_BxS, batch.mask_BxS)
+  return Term(values, batch.decision_share, weight=0.0)
 
 
 def action_logp(logits_BxSxA: jax.Array, action_BxS: jax.Array) -> jax.Array:

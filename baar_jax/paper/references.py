@@ -18,7 +18,10 @@ from baar_jax.episode import Episode, Task
 from baar_jax.llms.prices import TINY_USD
 from baar_jax.paper import rewards
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, ProfiledTasks
-from baar_jax.rollout.specs import seed_of
+
+# If no new trials were asked for, labels are compared with those by so many of the
+# same trials.
+NESTED_TRIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,34 +122,43 @@ def split_by_profile(
 
 
 def measure_robustness(
-  profiles: Mapping[str, Profile], base_trials: int, others: Iterable[int]
+  profiles: Mapping[str, Profile],
+  base_trials: int,
+  repeats: Mapping[int, Mapping[str, Profile]],
 ) -> list[dict]:
-  """Measure how much the difficulties depend on the number of trials (paper: appendix).
+  """Measure how stable the difficulties are under new trials (paper: appendix).
 
   Only tasks that have all trials of both compared numbers count.
 
   Args:
-    profiles: the profiles by task id, with all trials.
-    base_trials: the number of trials to compare with.
-    others: the other numbers of trials.
+    profiles: the profiles by task id.
+    base_trials: the number of their trials.
+    repeats: for each number of new trials, the profiles by these trials. If it is
+      empty, the first `NESTED_TRIALS` of the same trials are compared. Trials that both
+      labels share let them agree more than new trials would.
 
   Returns:
-    One row per number in `others`. `trials` is this number. `tasks` is the number of
-    compared tasks, and `agreement` the share of them with the same difficulty. `hard`
-    and `base_hard` count the hard tasks under this number and under the base.
-    `hard_jaccard` is the Jaccard similarity of the two sets of hard tasks. A share is
-    None if there is nothing to compare.
+    One row per number of trials. `trials` is this number, and `seeds` is "new" or
+    "nested". `tasks` is the number of compared tasks, and `agreement` the share of them
+    with the same difficulty. `hard` and `base_hard` count the hard tasks by these
+    trials and by the profile's. `hard_jaccard` is the Jaccard similarity of the two
+    sets of hard tasks. A share is None if there is nothing to compare.
   """
+  seeds = "new"
+  if not repeats and base_trials > NESTED_TRIALS:
+    seeds = "nested"
+    repeats = {NESTED_TRIALS: profiles}
   rows = []
   base = _label_by_trials(profiles, base_trials)
-  for trials in others:
-    labels = _label_by_trials(profiles, trials)
+  for trials, repeated in repeats.items():
+    labels = _label_by_trials(repeated, trials)
     tasks = base.keys() & labels.keys()
     equal = sum(base[id_] == labels[id_] for id_ in tasks)
     base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
     hard = {id_ for id_ in tasks if labels[id_] == "hard"}
     row = {
       "trials": trials,
+      "seeds": seeds,
       "tasks": len(tasks),
       "agreement": _divide(equal, len(tasks)),
       "hard": len(hard),
@@ -160,17 +172,15 @@ def measure_robustness(
 def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:
   """Label each task with its difficulty by its first trials.
 
-  A task that lacks one of these trials is left out.
+  A task with fewer trials is left out.
 
   Args:
     trials: the number of trials of each boundary to use.
   """
-  # The seeds of the profile ascend with the number of the trial.
-  end = seed_of("profile", trials)
   labels = {}
   for id_, profile in profiles.items():
-    small = _successes(e for e in profile.small if e.seed < end)
-    large = _successes(e for e in profile.large if e.seed < end)
+    small = _successes(profile.small[:trials])
+    large = _successes(profile.large[:trials])
     if len(small) == len(large) == trials:
       labels[id_] = rewards.difficulty(small, large)
   return labels

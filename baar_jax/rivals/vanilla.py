@@ -22,11 +22,12 @@ from baar_jax.paper.bopo import (
   RatedEpisode,
   Update,
   count_steps,
+  is_mixed,
   roll_out,
   summarize_rollouts,
   update_policy,
 )
-from baar_jax.paper.losses import action_logp, clip_gain
+from baar_jax.paper.losses import action_logp, clip_gain, measure_entropy
 from baar_jax.paper.references import Profile, mean_large_usd
 from baar_jax.rollout.jobs import Planned, Source
 
@@ -108,20 +109,18 @@ def rate(
 
   Returns:
     The episodes of the kept groups with their advantages, and metrics: those of
-    `summarize_rollouts` over all groups, and `kept_share`, the share of kept groups.
+    `summarize_rollouts` over all groups, of which `mixed_share` is the share that is
+    kept.
   """
   rated = []
   reward_B = []
-  kept_groups = 0
   for group in groups:
     reward_G = np.array([e.success - lam * e.cost_usd / unit_usd for e in group])
     reward_B.extend(reward_G)
-    if len({e.success for e in group}) == 2:
+    if is_mixed(group):
       adv_G = (reward_G - reward_G.mean()) / (reward_G.std() + EPS)
       rated += map(RatedEpisode, group, adv_G)
-      kept_groups += 1
-  metrics = summarize_rollouts(groups, reward_B)
-  return rated, metrics | {"kept_share": kept_groups / len(groups)}
+  return rated, summarize_rollouts(groups, reward_B)
 
 
 def dapo_loss(
@@ -144,11 +143,14 @@ def dapo_loss(
     batch: a batch with `logp_BxS` and `adv_B`.
 
   Returns:
-    The term "loss".
+    The term "loss", and "entropy" for the log.
   """
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
   gain_BxS = clip_gain(ratio_BxS, batch.adv_B[:, None], CLIP)
   values = sum_masked(-gain_BxS, batch.mask_BxS)
   weight = values.count / len(gain_BxS)  # mean number of decisions per episode
-  return {"loss": Term(values, batch.episode_share, weight)}
+  return {
+    "loss": Term(values, batch.episode_share, weight),
+    "entropy": measure_entropy(logits_BxSxA, batch),
+  }

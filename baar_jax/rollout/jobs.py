@@ -89,16 +89,30 @@ class ProfiledTasks(NamedTuple):
   rest: Sequence[Task]
 
 
-def count_trials(config: Config) -> int:
-  """Count the trials of each boundary per task that the profile plays."""
-  return max((config.profile.trials, *config.profile.robustness))
-
-
 def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
-  """Return the profile's trials of both boundaries on tasks (paper: 5 trials each)."""
-  trials = range(count_trials(config))
-  jobs = [Job(task, "profile", k) for task in tasks for k in trials]
+  """Return the profile's trials of both boundaries on tasks (paper: 5 trials each).
+
+  Training tasks also get the new trials of `profile.robustness`.
+  """
+  jobs = []
+  for task in tasks:
+    jobs += [Job(task, "profile", k) for k in range(config.profile.trials)]
+    if task.split == "train":
+      for count in config.profile.robustness:
+        jobs += [Job(task, "robustness", k) for k in new_trials(count)]
   return [Planned(spec, jobs) for spec in BOUNDARIES]
+
+
+def new_trials(count: int) -> range:
+  """Return the numbers of the new trials for one number of `profile.robustness`.
+
+  They follow the trials of all smaller counts, so two counts never share a trial.
+
+  Args:
+    count: the number of trials.
+  """
+  first = count * (count - 1) // 2
+  return range(first, first + count)
 
 
 def stratified_spec(config: Config) -> PolicySpec:

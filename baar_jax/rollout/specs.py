@@ -14,13 +14,16 @@ from baar_jax.episode import SMALL, Call, Step, Task
 # The seeds of each purpose of episodes start at the number in this table. The
 # configuration limits the number of trials of a purpose, so the ranges of seeds do not
 # overlap. Rollouts have one range for each training seed.
-Purpose = Literal["profile", "reference", "exploration", "dev", "test", "rollout"]
+Purpose = Literal[
+  "profile", "reference", "exploration", "dev", "test", "robustness", "rollout"
+]
 FIRST_SEED: dict[Purpose, int] = {
   "profile": 0,
   "reference": 1000,
   "dev": 2000,
   "test": 3000,
   "exploration": 4000,
+  "robustness": 5000,
   "rollout": 10_000,
 }
 PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}

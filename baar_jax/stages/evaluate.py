@@ -26,8 +26,8 @@ from baar_jax.rollout.jobs import (
   COMPARED,
   CONDITIONED,
   Planned,
-  count_trials,
   list_evaluation,
+  new_trials,
 )
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
@@ -220,8 +220,13 @@ def load_results(
 def report(run: Run) -> None:
   """Write the results as a page, figures and tables, and print the main results."""
   config = run.config
-  # If no profile is stored, this call raises the error that names the missing stage.
-  profiles = load_profiles(run.store, config, "train", trials=count_trials(config))
+  # If trials are missing, these calls raise the error that names the missing stage.
+  profiles = load_profiles(run.store, config, "train")
+  repeats = {}
+  for count in config.profile.robustness:
+    repeats[count] = load_profiles(
+      run.store, config, "train", purpose="robustness", trials=new_trials(count)
+    )
   # All processes must open checkpoints together.
   listed = run.source.policies(list_specs(config), check_trained)
   if not run.is_main:
@@ -229,8 +234,7 @@ def report(run: Run) -> None:
   # The page needs matplotlib, which takes a second to import. Only this stage needs it.
   from baar_jax.report import page
 
-  trials = config.profile.trials
-  robustness = measure_robustness(profiles, trials, config.profile.robustness)
+  robustness = measure_robustness(profiles, config.profile.trials, repeats)
   results = load_results(run.store, listed, config, run.dir, robustness)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")

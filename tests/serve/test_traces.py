@@ -20,6 +20,7 @@ def run(tmp_path):
     "chat", ("small", "large"), prices=prices, base_urls=urls
   )
   config.profile.trials = 2
+  config.profile.robustness = (1,)
   run = Run(config)
   yield run
   run.close()
@@ -49,7 +50,7 @@ def test_a_task_stays_in_the_split_of_its_first_session(run):
 @pytest.mark.parametrize(
   "task, policy, seeds",
   [  # Task a is a train task, b a dev task and d a test task.
-    ("a", "always-small", [0, 1, 10_000, 10_001]),
+    ("a", "always-small", [0, 1, 5000, 10_000]),
     ("b", "always-large", [0, 1, 2000, 2001]),
     ("d", "always-small", [3000, 3001]),
     ("a", "bopo(lam=0.7)/1", [10_000, 10_001]),
