@@ -35,9 +35,6 @@ def get_config(setting: str = "") -> config.Config:
   c.env = config.EnvConfig(
     "alfworld", train_tasks=240, dev_tasks=100, test_tasks=60, max_steps=30
   )
-  c.bopo.lam = (0.5,)
-  c.bopo.learning_rate = 1.5e-2
-  c.bopo.adam_eps = 0.1
   # These samples are played in all training games, not only in hard ones. The value
   # heads learn from them too, whether they succeed or not.
   c.references.plans = (

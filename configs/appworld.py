@@ -41,5 +41,4 @@ def get_config(setting: str = "") -> config.Config:
   # The test tasks are taken from AppWorld's split dev, whose tasks have solutions.
   # Scripted models need them.
   c.env.options["test_split"] = "dev"
-  c.bopo.lam = (0.1,)
   return c

@@ -10,14 +10,13 @@ import dataclasses
 from baar_jax import config
 from configs import alfworld, appworld, quickstart, sandbox, sciworld
 
-# By setting: the configuration that it extends, and its values of bopo.lam. Ablations
-# are trained with the first value.
+# By setting: the configuration that it extends.
 SETTINGS = {
-  "": (quickstart, (0.3,)),
-  "alfworld": (alfworld, (0.3, 0.1, 0.5)),
-  "appworld": (appworld, (0.1, 0.3)),
-  "sandbox": (sandbox, (0.3,)),
-  "paper-costs": (quickstart, (0.3,)),
+  "": quickstart,
+  "alfworld": alfworld,
+  "appworld": appworld,
+  "sandbox": sandbox,
+  "paper-costs": quickstart,
 }
 
 
@@ -28,11 +27,10 @@ def get_config(setting: str = "") -> config.Config:
     setting: "alfworld", "appworld", "sandbox" or "paper-costs"; "" is ScienceWorld.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
-  module, lam = SETTINGS[setting]
-  c = module.get_config()
+  c = SETTINGS[setting].get_config()
   c.name = f"reproduce-{setting}" if setting else "reproduce"
   c.train_seeds = c.evaluate.seeds = 3
-  c.bopo.lam = lam
+  c.bopo.updates = 100
   c.profile.robustness = (3,)
   c.value.cost_weights = config.ValueConfig().cost_weights
   if setting != "alfworld":
@@ -41,7 +39,13 @@ def get_config(setting: str = "") -> config.Config:
     )
   c.baselines = dataclasses.replace(
     c.baselines,
-    rivals=(*sciworld.RIVALS, "cache-sticky", "one-escalation", "stage-rule"),
+    rivals=(
+      *sciworld.RIVALS,
+      "vanilla-sft",
+      "cache-sticky",
+      "one-escalation",
+      "stage-rule",
+    ),
     ablations=tuple(config.ABLATIONS),
   )
   if setting == "paper-costs":

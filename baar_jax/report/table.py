@@ -38,7 +38,7 @@ class Evaluation:
 
   Attributes:
     entries: a row per policy, by its key, in the report's order, with its family, its
-      caps (NaN without a cap), and whether it was trained.
+      caps (NaN without a cap), and whether it has a router for each training seed.
     episodes: a row per policy, task and seed, with the columns of `Store.table`,
       `deciding_usd` (dollars of the router and the judge) and `training_seed` (its
       number, from 0).
@@ -149,7 +149,7 @@ def load_split(
       "family": spec.family,
       "call_budget": spec.cap.calls,
       "usd_budget": spec.cap.usd,
-      "trained": spec.update is not None,
+      "trained": spec.seeds is not None,
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
   frame = frame.astype(dict.fromkeys(BUDGETS, float))

@@ -125,6 +125,7 @@ class Family:
     stage: the stage that trains the family; "" if the family does not learn.
     learns: how the stages "bopo" and "baselines" train it.
     is_rival: whether the family is left out unless `baselines.rivals` names it.
+    one_seed: whether it is trained with the first training seed only, to save time.
   """
 
   label: str
@@ -137,6 +138,7 @@ class Family:
   stage: str = ""
   learns: OnPolicy | FromStored | None = None
   is_rival: bool = False
+  one_seed: bool = False
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
@@ -158,11 +160,12 @@ def list_specs(config: Config) -> list[PolicySpec]:
   return specs
 
 
-def list_trained(config: Config) -> list[PolicySpec]:
-  """Return one policy for each trained router that the evaluation needs."""
+def list_trained(config: Config, training_seed: int = 0) -> list[PolicySpec]:
+  """Return one policy for each router of a training seed that the evaluation needs."""
   routers = {}
   for spec in list_specs(config):
-    if FAMILIES[spec.family].stage:
+    family = FAMILIES[spec.family]
+    if family.stage and not (training_seed and family.one_seed):
       routers[spec.family, spec.lam] = spec
   return [*routers.values()]
 
@@ -236,7 +239,8 @@ def trained_spec(
     update: the number of updates of the training.
     lam: the cost weight of the training; None if the family has none.
   """
-  seeds = config.train_seeds if config.train_seeds > 1 else None
+  has_many = config.train_seeds > 1 and not FAMILIES[family].one_seed
+  seeds = config.train_seeds if has_many else None
   is_conditioned = bool(config.router.weights) or reads_cap(config, family)
   return PolicySpec(
     family, lam=lam, update=update, seeds=seeds, cap_conditioned=is_conditioned
@@ -384,7 +388,9 @@ def _ablation(name: str, label: str) -> Family:
   learns = dataclasses.replace(
     LEARNS_BOPO, configure=functools.partial(ablate, name=name)
   )
-  return Family(label, _list_ablation, "router", stage="baselines", learns=learns)
+  return Family(
+    label, _list_ablation, "router", stage="baselines", learns=learns, one_seed=True
+  )
 
 
 FAMILIES = {
@@ -452,6 +458,7 @@ FAMILIES = {
     stage="baselines",
     learns=FromStored(cascade.learn_scorer),
     is_rival=True,
+    one_seed=True,
   ),
   "single-turn": Family(
     "single-turn classifier",
@@ -460,6 +467,7 @@ FAMILIES = {
     stage="baselines",
     learns=FromStored(single_turn.learn_winners, jobs.list_ranked_trials),
     is_rival=True,
+    one_seed=True,
   ),
   jobs.VANILLA: Family(
     "vanilla RL",
@@ -476,6 +484,7 @@ FAMILIES = {
     stage="baselines",
     learns=LEARNS_VANILLA,
     is_rival=True,
+    one_seed=True,
   ),
   # These policies play the episodes that routers learn from.
   "stratified": Family("stratified samples", rule=rules.take_sampled),

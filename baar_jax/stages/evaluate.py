@@ -1,5 +1,6 @@
 """Run the stages evaluate and report."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,15 +57,18 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
     split: "dev" or "test".
   """
   source = run.source
+  loader = first = Loader(run.files(), source.live_episodes, source.pair, run.store)
   for files in run.all_files():
-    loader = Loader(files, source.live_episodes, source.pair, run.store)
+    if files.training_seed:
+      loader = dataclasses.replace(first, files=files)
     jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
       title = f"{split} {label_policy(spec, FAMILIES)}"
-      source.episodes(title, Planned(spec, jobs), loader.build)
+      builder = first if FAMILIES[spec.family].one_seed else loader
+      source.episodes(title, Planned(spec, jobs), builder.build)
 
 
 def _reuse(

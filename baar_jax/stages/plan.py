@@ -169,7 +169,7 @@ def list_training(
   if isinstance(learns, families.FromStored):
     yield from learns.list_jobs(config, tasks["train"] + tasks["dev"])
     return
-  for number in range(config.train_seeds):
+  for number in range(spec.seeds or 1):
     seeded = dataclasses.replace(config, seed=config.seed + number)
     updates = jobs.list_updates(seeded, spec, tasks["train"], number)
     for planned in itertools.islice(updates, learns.batches * config.bopo.updates):

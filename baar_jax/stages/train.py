@@ -161,17 +161,17 @@ def bopo(run: Run) -> None:
 
 def baselines(run: Run) -> None:
   """Train the rivals and ablations that the configuration names."""
-  trained = list_trained(run.config)
-  specs = [spec for spec in trained if FAMILIES[spec.family].stage == "baselines"]
-  if specs:
-    run.require("references")
-  for files, spec in itertools.product(run.all_files(), specs):
-    learns = FAMILIES[spec.family].learns
-    if isinstance(learns, OnPolicy):
-      train_rollouts(run, files, spec)
-    else:
-      prepare = functools.partial(_prepare_rival, run, files, spec.family)
-      train_stored(run, files, spec.family, prepare)
+  for files in run.all_files():
+    for spec in list_trained(run.config, files.training_seed):
+      family = FAMILIES[spec.family]
+      if family.stage != "baselines":
+        continue
+      run.require("references")
+      if isinstance(family.learns, OnPolicy):
+        train_rollouts(run, files, spec)
+      else:
+        prepare = functools.partial(_prepare_rival, run, files, spec.family)
+        train_stored(run, files, spec.family, prepare)
 
 
 def _prepare_rival(run: Run, files: RouterFiles, name: str) -> Lesson:
