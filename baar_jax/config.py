@@ -344,8 +344,6 @@ class BoPOConfig:
     adam_eps: Epsilon of AdamW, as in SFTConfig.
     updates: Number of updates. Each plays one rollout batch and learns from it.
     tasks_per_update: Number of tasks per rollout batch.
-    capped_share: Share of groups with a random cap on LARGE calls, which the policy
-      network then reads (our choice). 0 is the paper's.
     epochs: Number of training passes over each rollout batch.
     vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
       but the next are BoPO's.
@@ -368,7 +366,6 @@ class BoPOConfig:
   adam_eps: float = positive(1e-8, 1)
   updates: int = Field(100, gt=0, lt=1_000_000)
   tasks_per_update: int = positive(8, 100_000)
-  capped_share: float = Field(0.0, ge=0, le=1)
   epochs: int = positive(1, 1000)
   vanilla_learning_rate: float = positive(1e-6, 1)
   vanilla_adam_eps: float = positive(1e-8, 1)

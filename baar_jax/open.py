@@ -19,7 +19,7 @@ from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.learn.batches import SAMPLED, Batcher, Encoder
+from baar_jax.learn.batches import ACTED, SAMPLED, Batcher, Encoder, Labels
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
 from baar_jax.llms.prices import prices_of
@@ -27,7 +27,7 @@ from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner, count_all_steps
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rivals import families
-from baar_jax.rivals.families import FAMILIES
+from baar_jax.rivals.families import FAMILIES, OnPolicy
 from baar_jax.rivals.optimum import FREE, Exact
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.jobs import (
@@ -218,9 +218,8 @@ def load_router(
     ValueError: the training has not ended, or the checkpoint cannot be read.
   """
   with open_finished(files, family, lam) as checkpoints:
-    # The SFT router of an ablation has a family of its own, without a row.
-    encoder = open_encoder(files, family if family in FAMILIES else SFT)
-    build = functools.partial(encoder.build, 0)
+    row = FAMILIES.get(family, FAMILIES[SFT])
+    build = functools.partial(open_encoder(files, row.labels).build, 0)
     graphdef, like = nnx.split(nnx.eval_shape(build))
     shardings = split_parameters(like, files.mesh)
     like = jax.tree.map(
@@ -269,19 +268,18 @@ def check_trained(files: RouterFiles) -> None:
 
 
 def open_learner(
-  files: RouterFiles, family: str, tasks: Sequence[Task], rows: int
+  files: RouterFiles, learns: OnPolicy, tasks: Sequence[Task], rows: int
 ) -> Learner:
   """Make the learner of a family, with the router that it starts from.
 
   Args:
     files: the routers of the training seed.
-    family: the family.
+    learns: how the family learns.
     tasks: the tasks to learn from.
     rows: the most episodes that are live at once.
   """
   config = files.config
-  learns = FAMILIES[family].learns
-  encoder = open_encoder(files, family)
+  encoder = open_encoder(files)
   if learns.from_sft:
     start = load_router(files, files.sft_family)
   else:
@@ -296,29 +294,23 @@ def open_learner(
   return Learner(config.bopo, trainer, batcher, anchor, rows, config.seed)
 
 
-def open_encoder(files: RouterFiles, family: str = SFT) -> Encoder:
+def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:
   """Open the encoder of a router: of texts with pretrained weights, else of inputs.
 
   Args:
     files: the routers of a training seed.
-    family: the family of the router.
+    labels: what the router learns.
 
   Raises:
     ValueError: the tokenizer or the vocabulary cannot be read.
   """
   config = files.config.router
   models = len(files.config.models.names)
-  labels = FAMILIES[family].labels
   if config.weights:
     tokenizer = read_tokenizer(files.tokenizer)
     return TextEncoder(View(config, tokenizer, models, labels.answers))
   answers = labels.answers or models
-  return InputsEncoder(
-    load_vocabulary(files),
-    answers,
-    reads_proposals=labels.rewrite is not None,
-    reads_cap=families.reads_cap(files.config, family),
-  )
+  return InputsEncoder(load_vocabulary(files), answers, labels.rewrite is not None)
 
 
 def save_vocabulary(directory: Path, vocabulary: Vocabulary) -> None:
@@ -463,7 +455,7 @@ class Loader:
     """Build the policy of a trained router."""
     files = self.files
     row = FAMILIES[spec.family]
-    encoder = open_encoder(files, spec.family)
+    encoder = open_encoder(files, row.labels)
     model = self.load(spec.family, spec.lam)
     rule = self._make_rule(spec)
     reader = encoder.open_reader(model, self.rows, files.mesh)
@@ -491,7 +483,7 @@ class Loader:
     """
     files = self.files
     labels = FAMILIES[family].labels
-    encoder = open_encoder(files, family)
+    encoder = open_encoder(files, labels)
     episodes = load_threshold_episodes(self.store, files.config)
     router = ShardedRouter(self.load(family, lam), encoder, files.mesh)
     batcher = Batcher(files.config, encoder, self.store.tasks("train"), labels)

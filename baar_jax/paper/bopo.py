@@ -133,7 +133,7 @@ def bopo(
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   learner: Learner,
-  rollouts: Iterable[Sequence[Planned]],
+  rollouts: Iterable[Planned],
 ) -> Iterator[Update]:
   """Update a router on its own episodes (paper: BoPO).
 
@@ -152,18 +152,15 @@ def bopo(
   """
   for planned in rollouts:
     groups = roll_out(source, learner, planned)
-    spec = planned[0].spec
     rated, metrics = compute_advantages(
-      learner.config, groups, profiles, references, spec.lam
+      learner.config, groups, profiles, references, planned.spec.lam
     )
-    metrics |= update_policy(learner, rated, spec.update)
+    metrics |= update_policy(learner, rated, planned.spec.update)
     steps = count_steps(learner.config, len(rated))
-    yield Update(spec.update, len(rated), steps, metrics)
+    yield Update(planned.spec.update, len(rated), steps, metrics)
 
 
-def roll_out(
-  source: Source, learner: Learner, planned: Sequence[Planned]
-) -> list[list[Episode]]:
+def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Episode]]:
   """Collect the groups of an update: the episodes of each task.
 
   Errors can end episodes, so a group may have fewer than `MIN_GROUP` episodes. Such a
@@ -172,12 +169,10 @@ def roll_out(
   Raises:
     ValueError: there is no group.
   """
-  spec = planned[0].spec
+  spec = planned.spec
   name = f"{label_family(spec.family)}, λ {spec.lam:g}"
   title = f"{name}, update {spec.update}/{learner.config.updates}"
-  episodes = []
-  for item in planned:
-    episodes += source.episodes(title, item, learner.act)
+  episodes = source.episodes(title, planned, learner.act)
   by_task = group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
@@ -218,24 +213,18 @@ def compute_advantages(
   for group in groups:
     id_ = group[0].task_id
     profile = profiles[id_]
-    reference = references[id_]
-    cap = group[0].call_budget
-    # A reference that the group's cap would not allow is no measure of it.
-    is_guided = config.reference_guided and (
-      cap is None or reference.large_calls <= cap
-    )
-    episodes = [*group, reference]
+    episodes = [*group, references[id_]]
     costs = [e.cost_usd for e in episodes]
     successes = [e.success for e in episodes]
     cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
-    *reward_G, baseline = rewards.boundary_reward(
+    *reward_G, reference = rewards.boundary_reward(
       successes, profile.hard, cost_norm, lam, r_hard=config.r_hard
     )
-    if not is_guided:
+    if not config.reference_guided:
       # `reference_advantage` takes the larger of the mean and this number as baseline.
       # The least reward is never above the mean, so the mean is the baseline.
-      baseline = min(reward_G)
-    adv_G = rewards.reference_advantage(reward_G, baseline, config.advantage_eps, clip)
+      reference = min(reward_G)
+    adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
     reward_B.extend(reward_G)
     rated += map(RatedEpisode, group, adv_G)
     advantages.append(adv_G)

@@ -241,19 +241,10 @@ def trained_spec(
   """
   has_many = config.train_seeds > 1 and not FAMILIES[family].one_seed
   seeds = config.train_seeds if has_many else None
-  is_conditioned = bool(config.router.weights) or reads_cap(config, family)
+  reads_cap = bool(config.router.weights)  # A text states the remaining cap.
   return PolicySpec(
-    family, lam=lam, update=update, seeds=seeds, cap_conditioned=is_conditioned
+    family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
   )
-
-
-def reads_cap(config: Config, family: str) -> bool:
-  """Tell whether a policy network of a family reads the remaining LARGE calls.
-
-  A text router reads them always.
-  """
-  learns = FAMILIES[family].learns
-  return isinstance(learns, OnPolicy) and learns.configure(config).bopo.capped_share > 0
 
 
 def _with_thresholds(config: Config, router: PolicySpec) -> list[PolicySpec]:

@@ -43,7 +43,6 @@ def configure(config: Config) -> Config:
     settings,
     learning_rate=settings.vanilla_learning_rate,
     adam_eps=settings.vanilla_adam_eps,
-    capped_share=0.0,
   )
   return dataclasses.replace(config, bopo=bopo)
 
@@ -53,7 +52,7 @@ def vanilla(
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   learner: Learner,
-  rollouts: Iterable[Sequence[Planned]],
+  rollouts: Iterable[Planned],
 ) -> Iterator[Update]:
   """Update a router on full batches of groups that DAPO keeps.
 
@@ -77,17 +76,16 @@ def vanilla(
   kept: list[RatedEpisode] = []
   for planned in rollouts:
     groups = roll_out(source, learner, planned)
-    spec = planned[0].spec
-    rated, metrics = rate(groups, unit_usd, spec.lam)
+    rated, metrics = rate(groups, unit_usd, planned.spec.lam)
     kept += rated
-    size = sum(len(item.jobs) for item in planned)
+    size = len(planned.jobs)
     steps = 0
     if len(kept) >= size:
-      metrics |= update_policy(learner, kept[:size], spec.update)
+      metrics |= update_policy(learner, kept[:size], planned.spec.update)
       steps = count_steps(learner.config, size)
       kept = kept[size:]
     rolled_out = sum(map(len, groups))
-    yield Update(spec.update, rolled_out, steps, metrics, len(kept))
+    yield Update(planned.spec.update, rolled_out, steps, metrics, len(kept))
 
 
 def rate(

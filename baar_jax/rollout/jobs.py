@@ -9,7 +9,6 @@ from baar_jax.episode import Episode, Task
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
-MOST_CALLS = 20  # The largest cap that is drawn for a group of rollouts.
 SFT = "sft"
 BOPO = "bopo"
 VANILLA = "vanilla"
@@ -189,16 +188,11 @@ def rollout_spec(
   return PolicySpec(family, lam=lam, seed=seed, update=update, rollout=True)
 
 
-def list_rollouts(
-  config: Config, spec: PolicySpec, tasks: Sequence[Task]
-) -> list[Planned]:
+def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Planned:
   """Return the rollouts of one update: one group per task (paper: group size 8).
 
-  A group may have a drawn cap on LARGE calls, mostly a low one (our choice). There is
-  one item for each of the caps, and for no cap.
-
   Args:
-    config: supplies the size of a group, and the share of groups with a cap.
+    config: supplies the size of a group.
     spec: the policy that samples the rollouts of this update; see `rollout_spec`.
     tasks: the tasks of the update.
   """
@@ -207,15 +201,8 @@ def list_rollouts(
   first = size * (spec.update - 1)
   trials = range(first, first + size)
   seed = spec.seed or 0
-  draw = random.Random(f"{config.seed}|cap|{spec.update}")
-  jobs_of: dict[Cap, list[Job]] = {}
-  for task in tasks:
-    cap = Cap()
-    if draw.random() < config.bopo.capped_share:
-      cap = Cap(1 + int(MOST_CALLS * draw.random() ** 2))
-    group = [Job(task, "rollout", k, seed) for k in trials]
-    jobs_of[cap] = jobs_of.get(cap, []) + group
-  return [Planned(spec.under(cap), jobs) for cap, jobs in jobs_of.items()]
+  jobs = [Job(task, "rollout", k, seed) for task in tasks for k in trials]
+  return Planned(spec, jobs)
 
 
 def list_evaluation(
@@ -276,7 +263,7 @@ def draw_task_batches(
 
 def list_updates(
   config: Config, spec: PolicySpec, tasks: Sequence[Task], training_seed: int = 0
-) -> Iterator[list[Planned]]:
+) -> Iterator[Planned]:
   """Yield the rollouts of each update of a training, without end.
 
   Args:

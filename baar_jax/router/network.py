@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from baar_jax.episode import SMALL, Episode, Step, Task
 from baar_jax.mesh import local_copy
-from baar_jax.rollout.specs import Cap, Live
+from baar_jax.rollout.specs import Live
 from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe
 
 WIDTH = 64  # W, the width of both hidden layers
@@ -89,21 +89,19 @@ class InputsEncoder:
     vocabulary: the statistics of stored episodes.
     answers: the number of answers between which the router decides.
     reads_proposals: whether the inputs describe the proposed action of the step.
-    reads_cap: whether the inputs tell how many LARGE calls are left.
     encoded: the inputs of each episode that was encoded, by its key in the store.
   """
 
   vocabulary: Vocabulary
   answers: int
   reads_proposals: bool = False
-  reads_cap: bool = False
   encoded: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
   dtype = "float32"
 
   def build(self, seed: int) -> PolicyNetwork:
     """Build a network with random weights."""
     step = Step("", SMALL, "")
-    x_SxI = self._read_steps(Task("", "train", "", 1), Cap(), [step])
+    x_SxI = self._read_steps(Task("", "train", "", 1), [step])
     return PolicyNetwork(x_SxI.shape[1], self.answers, seed)
 
   def encode(self, task: Task, episode: Episode) -> np.ndarray:
@@ -113,8 +111,7 @@ class InputsEncoder:
     """
     key = episode.policy, episode.task_id, episode.seed
     if key not in self.encoded:
-      cap = Cap(episode.call_budget)
-      self.encoded[key] = self._read_steps(task, cap, episode.steps)
+      self.encoded[key] = self._read_steps(task, episode.steps)
     return self.encoded[key]
 
   def measure(self, x_SxI: np.ndarray) -> tuple[int, int]:
@@ -144,33 +141,29 @@ class InputsEncoder:
     """Open a reader of live episodes; any number of them may be live at once."""
     return InputsReader(self, model, mesh)
 
-  def read(self, tracker: Tracker, step: Step, left: Cap) -> np.ndarray:
+  def read(self, tracker: Tracker, step: Step) -> np.ndarray:
     """Compute the standardised inputs of a decision, float32 [I].
 
     Args:
       tracker: the episode, after the observation before the decision.
       step: the step that waits for the decision, with its proposal if it has one.
-      left: the remaining cap; dollars are not read.
     """
     features_D = tracker.read() - self.vocabulary.mean_D
     features_D /= self.vocabulary.spread_D
-    calls_left = np.float64(np.inf)
-    if self.reads_cap and left.calls is not None:
-      calls_left = np.float64(left.calls)
-    # A policy network learns for one cost weight, so this term is fixed.
-    terms_T = describe(calls_left, np.float64(1), np.array(tracker.progress))
+    # A policy network learns for one cost weight and no cap, so these terms are fixed.
+    terms_T = describe(np.float64(np.inf), np.float64(1), np.array(tracker.progress))
     parts = [features_D, terms_T]
     if self.reads_proposals:
       parts.append(tracker.describe_proposal(step))
     return np.concatenate(parts).astype(np.float32)
 
-  def _read_steps(self, task: Task, cap: Cap, steps: Sequence[Step]) -> np.ndarray:
+  def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
     """Compute the standardised inputs x_SxI of all decisions of an episode."""
     tracker = Tracker(self.vocabulary, task)
     rows = []
-    for s, step in enumerate(steps):
+    for step in steps:
       tracker.see(step.observation)
-      rows.append(self.read(tracker, step, cap.after(steps[:s])))
+      rows.append(self.read(tracker, step))
       tracker.act(step)
     return np.stack(rows)
 
@@ -190,8 +183,7 @@ class InputsReader:
     """Compute logits_RxA of R live episodes, and the dollars of each: none."""
     rows = []
     for live in ready:
-      tracker = self._states.follow(live)
-      rows.append(self._encoder.read(tracker, live.history[-1], live.remaining_cap))
+      rows.append(self._encoder.read(self._states.follow(live), live.history[-1]))
     logits_RxA = apply_layers(self._layers, np.stack(rows), np)
     return logits_RxA.astype(np.float64), [0.0] * len(ready)
 

@@ -172,8 +172,7 @@ def list_training(
   for number in range(spec.seeds or 1):
     seeded = dataclasses.replace(config, seed=config.seed + number)
     updates = jobs.list_updates(seeded, spec, tasks["train"], number)
-    for planned in itertools.islice(updates, learns.batches * config.bopo.updates):
-      yield from planned
+    yield from itertools.islice(updates, learns.batches * config.bopo.updates)
 
 
 def split_tasks(

@@ -287,7 +287,7 @@ def _open_trainer(
   run: Run, files: RouterFiles, lesson: Lesson
 ) -> tuple[Trainer, Batcher]:
   """Make a trainer with a copy of the router that the training starts from."""
-  encoder = open_encoder(files, lesson.stage)
+  encoder = open_encoder(files, lesson.labels)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batcher = Batcher(files.config, encoder, tasks, lesson.labels)
   model = load_initial(files, encoder)
@@ -341,7 +341,7 @@ def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
     profiles = load_profiles(run.store, config, "train")
     references = load_references(run.store, config, profiles)
     tasks = [task for task in run.store.tasks("train") if task.id in references]
-    learner = open_learner(files, family, tasks, run.source.live_episodes)
+    learner = open_learner(files, learns, tasks, run.source.live_episodes)
     done = checkpoints.last_update
     if done:
       learner.trainer.load(checkpoints.restore(learner.trainer.state))
