@@ -14,8 +14,7 @@ def get_config() -> config.Config:
   c.env.options["skip_test_variations"] = 51
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=100, micro_episodes=64, learning_rate=3e-3)
-  # These settings, also those of vanilla RL, were chosen on dev tasks of the sandbox; see
-  # docs/evaluation.md.
+  # Chosen on dev tasks of the sandbox, for vanilla RL too; see docs/evaluation.md.
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
     learning_rate=3e-3,
