@@ -20,7 +20,7 @@ from baar_jax.learn.trainer import (
 )
 from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
-from baar_jax.router.weights import build_model
+from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
@@ -35,11 +35,11 @@ def copy_of(state):
 
 
 def test_micro_batches_take_the_same_step_as_one_batch(
-  tiny_model, batcher, five_episodes, filled, view
+  tiny_model, batcher, five_episodes, draw_model, view
 ):
-  ids = view.decision_ids
-  anchor = ShardedRouter(filled(lambda: build_model(view.config, 0), seed=3), ids)
-  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
+  encoder = TextEncoder(view)
+  anchor = ShardedRouter(draw_model(seed=3), encoder)
+  trainer = Trainer(tiny_model, encoder, partial(bopo_loss, BOPO), OPTIMIZER)
   start = copy_of(trainer.state)
   results = []
   # The first batch has rows of 208 tokens, the others of 104 or 208.
@@ -66,9 +66,9 @@ def test_no_array_has_both_tokens_and_vocabulary(
   tiny_model, view, batcher, five_episodes
 ):
   """Neither pass computes logits of all 340 tokens at any position."""
-  trainer = Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
+  trainer = Trainer(tiny_model, TextEncoder(view), sft_batch_loss, OPTIMIZER)
   (batch,) = batcher(WHOLE).micro_batches(five_episodes)
-  T = batch.tokens_RxT.shape[1]
+  T = batch.inputs.tokens_RxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
   shapes = [{*dims.split("x")} for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
   with_tokens = [shape for shape in shapes if str(T) in shape]
@@ -82,8 +82,9 @@ def test_the_first_step_in_bf16_is_on_policy(
 ):
   """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
   loss = partial(bopo_loss, BOPO)
-  ids = view.decision_ids
-  trainer = Trainer(tiny_model, loss, OPTIMIZER, ids, dtype="bfloat16")
+  encoder = TextEncoder(view)
+  encoder.dtype = "bfloat16"
+  trainer = Trainer(tiny_model, encoder, loss, OPTIMIZER)
   start = copy_of(trainer.state)
   # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
