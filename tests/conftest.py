@@ -66,6 +66,7 @@ def make_tokenizer():
       special_tokens=decision_tokens(models),
       initial_alphabet=ByteLevel.alphabet(),
       show_progress=False,
+      max_token_length=12,
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer

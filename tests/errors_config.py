@@ -241,7 +241,7 @@ CASES = [
     sqlite3.DatabaseError("disk image is malformed"),
   ),
   (
-    "out of memory: lower --config.sft.micro_episodes or the router's sizes (MemoryError())",
+    "out of memory: lower --config.sft.micro_episodes or --config.router.max_tokens (MemoryError())",
     stop_a_stage,
     MemoryError(),
   ),
