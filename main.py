@@ -106,7 +106,7 @@ def main(command: tuple[Config, str]) -> int:
     if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return fail(
-      "out of memory: lower --config.sft.micro_episodes or the router's sizes "
+      "out of memory: lower --config.sft.micro_episodes or --config.router.max_tokens "
       f"({error!r:.200})"
     )
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:

@@ -381,7 +381,7 @@ def _open_arrays(path: Path, stage: str) -> Iterator[list[np.ndarray]]:
     with np.load(path) as stored:
       arrays = [*stored.values()]
     for x in arrays:
-      if x.dtype.kind != "U":
+      if x.shape or x.dtype.kind != "U":
         check_finite(x, "arrays")
     yield arrays
   except (

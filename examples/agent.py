@@ -260,7 +260,7 @@ def main(stage: str = "", count: str = "50") -> None:
     print(__doc__, file=sys.stderr)
     sys.exit(2)
   if stage == "train":
-    run("references", "pretrain", "value")
+    run("references", "value")
     return
   upstream = ThreadingHTTPServer(("127.0.0.1", UPSTREAM), StandIn)
   threading.Thread(target=upstream.serve_forever, daemon=True).start()

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -11,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import tokenizers
 from flax import nnx
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import ACTED, Batcher, Labels
-from baar_jax.router.view import View, train_tokenizer
-from baar_jax.router.weights import build_model
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config
+from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View, decision_tokens
 
 jax.config.update("jax_platforms", "cpu")
 # All tests, and the programs that they start, share one cache of compiled functions.
@@ -42,32 +46,46 @@ TEXTS = [
 ]
 
 
+# The shape of the tiny text router.
+SHAPE = Qwen2Config(340, 16, 48, 2, 2, 1, 8)
+
+
 @pytest.fixture(scope="session")
-def tokenizer_dir(tmp_path_factory) -> Path:
-  """Return a directory with a byte-level tokenizer of 340 tokens."""
-  directory = tmp_path_factory.mktemp("tokenizer")
-  train_tokenizer(TEXTS, 340, directory)
-  return directory
+def make_tokenizer():
+  """Return a function that trains a byte-level tokenizer of 340 tokens."""
+
+  def make(models: int = 2) -> tokenizers.Tokenizer:
+    """Train it with a decision token for each model."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    lines = Split("\n", "merged_with_next")
+    tokenizer.pre_tokenizer = Sequence([lines, as_bytes])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=340,
+      special_tokens=decision_tokens(models),
+      initial_alphabet=ByteLevel.alphabet(),
+      show_progress=False,
+      max_token_length=12,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+  return make
 
 
 @pytest.fixture(scope="session")
 def router_config() -> RouterConfig:
-  """Return the settings of a tiny router, with previews of a few tokens."""
+  """Return the settings of a tiny text router, with previews of a few tokens."""
   return RouterConfig(
-    vocab_size=340,
-    num_layers=2,
-    description_tokens=8,
-    action_tokens=4,
-    result_tokens=6,
-    max_tokens=320,
-    **tiny.ROUTER,
+    description_tokens=8, action_tokens=4, result_tokens=6, max_tokens=320
   )
 
 
 @pytest.fixture(scope="session")
-def view(router_config, tokenizer_dir) -> View:
-  """Return the view of the tiny router."""
-  return View(router_config, tokenizer_dir)
+def view(router_config, make_tokenizer) -> View:
+  """Return the view of the tiny text router."""
+  return View(router_config, make_tokenizer())
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +108,15 @@ def filled():
 
 
 @pytest.fixture(scope="session")
-def tiny_model(router_config, filled):
-  """Return the tiny router with random parameters."""
-  return filled(lambda: build_model(router_config, seed=0))
+def draw_model(filled):
+  """Return a function that draws a tiny text router from a seed."""
+  return partial(filled, lambda: Qwen2(SHAPE, nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(draw_model) -> Qwen2:
+  """Return the tiny text router with random parameters."""
+  return draw_model()
 
 
 @pytest.fixture(scope="session")
@@ -106,15 +130,15 @@ def make_task():
 
 
 @pytest.fixture(scope="session")
-def batcher(router_config, tokenizer_dir, make_task):
-  """Return a function that makes a batcher."""
+def batcher(view, make_task):
+  """Return a function that makes a batcher for the tiny text router."""
 
   def make(rows: int, labels: Labels = ACTED) -> Batcher:
     """Make micro-batches of `rows` rows."""
-    router = dataclasses.replace(router_config, max_tokens=208)
-    sft = SFTConfig(micro_episodes=rows)
-    config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
-    return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
+    router = dataclasses.replace(view.config, max_tokens=208)
+    config = Config(env=EnvConfig(max_steps=6), sft=SFTConfig(micro_episodes=rows))
+    encoder = TextEncoder(View(router, view.tokenizer))
+    return Batcher(config, encoder, [make_task()], labels)
 
   return make
 

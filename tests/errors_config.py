@@ -103,14 +103,9 @@ CASES = [
     "--config.models.base_urls=('http://a', 'http://b', 'http://c')",
   ),
   (
-    "--config.router.max_tokens must be at least 344, or lower description_tokens...",
+    "--config.router.max_tokens must be at least 472, or lower description_tokens...",
     command,
-    "--config.router.max_tokens=343",
-  ),
-  (
-    "--config.router.hidden_size must be a multiple of 2 x --config.router.num_heads",
-    command,
-    "--config.router.num_heads=6",
+    "--config.router.max_tokens=471",
   ),
   (
     "--config.references.plans must be plans of different kinds",
@@ -157,12 +152,6 @@ CASES = [
     "--config.baselines.judge.names must be one model",
     command,
     "--config.baselines.judge.names=('a', 'b')",
-  ),
-  (
-    "--config.pretrain.epochs must be 0 with --config.router.weights, ...",
-    command,
-    "--config.router.weights=weights",
-    "--config.pretrain.epochs=1",
   ),
   (
     "--config.train_seeds must be at most --config.evaluate.seeds...",
@@ -252,7 +241,7 @@ CASES = [
     sqlite3.DatabaseError("disk image is malformed"),
   ),
   (
-    "out of memory: lower --config.sft.micro_episodes or the router's sizes (MemoryError())",
+    "out of memory: lower --config.sft.micro_episodes or --config.router.max_tokens (MemoryError())",
     stop_a_stage,
     MemoryError(),
   ),

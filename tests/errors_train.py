@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,12 +35,13 @@ def restore_damaged(tmp: Path) -> None:
   restore(tmp / "sft")
 
 
-def load_heads(tmp: Path, *arrays: np.ndarray) -> None:
-  path = tmp / "checkpoints/value/value_heads.npz"
-  path.parent.mkdir(parents=True)
-  if arrays:
-    np.savez(path, *arrays)
-  open.load_heads(RouterFiles(tmp, Config(), mesh=None))
+def load(tmp: Path, function: Callable, *arrays: np.ndarray) -> None:
+  """Load the value heads or the vocabulary of a run from a file with arrays."""
+  for path in tmp / "checkpoints/value/value_heads.npz", tmp / "vocabulary.npz":
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if arrays:
+      np.savez(path, *arrays)
+  function(RouterFiles(tmp, Config(), mesh=None))
 
 
 def load_references(tmp: Path) -> None:
@@ -91,9 +92,29 @@ CASES = [
     "TMP/checkpoints/sft has no finished router: run --stage=sft first",
     lambda tmp: open.load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
   ),
-  ("TMP/checkpoints/value/value_heads.npz is missing...--stage=value", load_heads),
+  (
+    "TMP/checkpoints/value/value_heads.npz is missing...--stage=value",
+    load,
+    open.load_heads,
+  ),
   # The heads of another version read inputs of another width.
-  ("...another version wrote it...", load_heads, *[np.ones((1, 99, 1))] * 20),
+  (
+    "...another version wrote it...--stage=value",
+    load,
+    open.load_heads,
+    *[np.ones((1, 99, 1))] * 20,
+  ),
+  (
+    "...another version wrote it...--stage=references",
+    load,
+    open.load_vocabulary,
+    *[np.ones((1, 99))] * 4,
+  ),
+  (
+    "only text routers have Hugging Face's format: train with --config.router.weights set",
+    command,
+    "--stage=export",
+  ),
   # The configuration of ablations.
   (
     "--config.baselines.ablations must be without no-hard-bonus...",

@@ -2,45 +2,43 @@
 
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import episode
 
-from baar_jax.learn.batches import (
-  ACTED,
-  NO_TOKEN,
-  SAMPLED,
-  Batch,
-  Shape,
-  draw_batches,
-  make_batch,
-  next_token_loss,
-)
-from baar_jax.router.view import Window
+from baar_jax.config import RouterConfig
+from baar_jax.learn.batches import ACTED, SAMPLED, draw_batches, make_batch
+from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View, Window
 
 
-def test_a_batch_of_transcripts_by_hand():
+def test_a_batch_of_transcripts_by_hand(make_tokenizer):
   """The second episode has two windows; its history is cut before the last step."""
-  transcripts = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
   windows = [
     [Window([11, 12, 13], [0, 2], 0)],
     [Window([21, 22], [0, 1], 0), Window([31], [0], 2)],
   ]
-  shape = Shape(2, 3, (2, 4))
+  view = View(RouterConfig(max_tokens=500), make_tokenizer())
+  text = TextEncoder(view).pad(windows, 2, 3)
+  # Three windows need four rows, and rows of 250 or 500 tokens are compiled.
+  rows = [[11, 12, 13], [21, 22, 0], [31, 0, 0], [0, 0, 0]]
+  np.testing.assert_array_equal(text.tokens_RxT[:, :3], rows)
+  assert text.tokens_RxT.shape == (4, 250) and not text.tokens_RxT[:, 3:].any()
+  assert text.row_BxS.tolist() == [[0, 0, 0], [1, 1, 2]]
+  assert text.position_BxS.tolist() == [[0, 2, 0], [0, 1, 0]]
+
+
+def test_labels_of_a_batch_by_hand():
+  episodes = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
   expected = {
-    # Three windows need four rows.
-    "tokens_RxT": [[11, 12, 13, 0], [21, 22, 0, 0], [31, 0, 0, 0], [0] * 4],
-    "row_BxS": [[0, 0, 0], [1, 1, 2]],
-    "position_BxS": [[0, 2, 0], [0, 1, 0]],
     "action_BxS": [[0, 1, 0], [1, 0, 1]],
     "logp_BxS": [[0] * 3, [-0.5, 0, 0]],
     "mask_BxS": [[True, True, False], [True] * 3],
     "adv_B": [0, 0],
   }
-  batch = make_batch(transcripts, windows, ACTED, shape)
+  batch = make_batch(episodes, None, ACTED, (2, 3))
   # A decision without log-probability was forced; one with 0.0 was sampled.
-  sampled = make_batch(transcripts, windows, SAMPLED, shape, [2.0, -1.0])
+  sampled = make_batch(episodes, None, SAMPLED, (2, 3), [2.0, -1.0])
   changed = {"mask_BxS": [[False] * 3, [True, False, True]], "adv_B": [2, -1]}
   for got, arrays in ((batch, expected), (sampled, changed)):
     for name, values in arrays.items():
@@ -76,17 +74,3 @@ def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
   passes = [drawn[start : start + 6] for start in (0, 6, 12)]
   assert all(sorted(one_pass) == [*range(6)] for one_pass in passes)
   assert passes[0] != passes[1]
-
-
-def test_next_token_loss_averages_tokens_then_decisions():
-  logits_BxSxV = np.log(np.array([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
-  token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]])
-  unused = np.zeros((1, 3))
-  mask_BxS = unused == 0
-  batch = Batch(*[unused] * 5, mask_BxS, unused[:, 0], token_BxSxM=token_BxSxM)
-  batch = batch._replace(decision_share=0.5)
-  term = next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
-  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; the third has no tokens.
-  # The batch has half of the decisions of the step.
-  expected = 0.5 * (1.0397208 + 0.4700036) / 2
-  np.testing.assert_allclose(term.share * term.values.mean, expected, rtol=1e-5)

@@ -159,6 +159,21 @@ def test_ablations_are_compared_with_bopo_at_the_same_lam(every):
   assert rows.area["sft"] == pytest.approx(1 / 16 + 3 / 4 * 3 / 4)
 
 
+def test_claims_are_judged_by_the_interval_of_the_difference(every):
+  rows = every.claims.set_index("claim")
+  # BoPO 15/16, BoSFT 5/8, vanilla RL 1, a random mix 1/2, no reference 1/2. First-Large
+  # costs $12 with the success of task 2: (1/2, 1/2), level with the mix in success.
+  gains = rows.area_gain.round(4)
+  assert gains["BoPO's frontier is above BoSFT's"] == 0.3125
+  assert gains["BoPO's frontier is above vanilla RL's"] == -0.0625
+  assert gains["vanilla RL is below random mixes"] == -0.5
+  assert gains["the reference raises the frontier"] == 0.4375
+  verdicts = rows.verdict
+  assert verdicts["vanilla RL is below random mixes"] == "does not hold"
+  assert verdicts["the reference raises the frontier"] == "holds"
+  assert verdicts["First-Large is above random mixes"] == "not shown"
+
+
 def test_rows_of_a_hard_budget_have_gains_over_each_family(every):
   rows = every.hard_budget
   rows = rows[rows.K == 1].set_index("family")

@@ -103,7 +103,6 @@ BAD = {
     -1e30,
   ),
   "distributed.coordinator": ("here",),
-  "router.vocab_size": (257,),  # 256 bytes and two decisions
   # 2 x (96 + 12 + 2 x 24 of previews and 80 around them) = 472
   "router.max_tokens": (471,),
 }

@@ -22,7 +22,6 @@ STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
 FLAGS = [
   f"--config.bopo.updates={UPDATES}",
-  "--config.pretrain.epochs=0",
   "--config.baselines.rivals=()",
   "--config.evaluate.shares=(0.5,)",
   # With its usual eps, Adam would amplify gradients that consist of rounding errors.
@@ -95,11 +94,10 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch)
   for before, after in zip(kept, stores):
     assert before.items() <= after.items()
 
-  # One process with one device gets only the tokenizer and the episodes.
+  # One process with one device gets only the episodes.
   monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
-  (one / "tiny" / "tokenizer").mkdir(parents=True)
-  for file in ("tokenizer/tokenizer.json", STORES[0]):
-    shutil.copy(two / "tiny" / file, one / "tiny" / file)
+  (one / "tiny").mkdir(parents=True)
+  shutil.copy(two / "tiny" / STORES[0], one / "tiny")
   finish(start(one, *FLAGS, flag))
   # No episode was missing.
   assert rows(one, STORES[0]) == stores[0]

@@ -11,13 +11,22 @@ import tiny
 
 from baar_jax.conditioned import fit, heads, policy
 from baar_jax.conditioned.fit import Regime, Transitions, fit_heads
-from baar_jax.conditioned.heads import Heads, Scale, describe
+from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config, ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
-from baar_jax.router.inputs import BUCKETS, DIRECTIONS, StateReader, Vocabulary
+from baar_jax.router.inputs import (
+  BUCKETS,
+  DIRECTIONS,
+  TERMS,
+  StateReader,
+  Vocabulary,
+  describe,
+  learn_vocabulary,
+  read_states,
+)
 
 TASK = Task("t", "train", "Do it.", 3)
 NO_WORDS = Vocabulary(np.zeros((BUCKETS, DIRECTIONS)), {}, 1.0, {})
@@ -33,7 +42,7 @@ def episode(score, *steps):
 
 def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
   """Transitions of a task of three steps, whose states have one given feature."""
-  states = fit.read_states(NO_WORDS, {"t": TASK}, episodes)
+  states = read_states(NO_WORDS, {"t": TASK}, episodes)
   states = states._replace(features_NxD=np.array(feature_N, np.float32)[:, None])
   return fit.make_transitions(states, episodes, unit_usd)
 
@@ -59,7 +68,7 @@ def heads_of_input(number, sign=1, spread=1.0) -> Heads:
   drawn = make_heads(1, spread)
   zero = np.zeros((2, 1), np.float32)
   one = np.ones((2, 1, 1), np.float32)
-  first = np.zeros((2, 1 + heads.TERMS, 1), np.float32)
+  first = np.zeros((2, 1 + TERMS, 1), np.float32)
   first[:, number] = 1
   value = [(first, zero), (one, zero), (sign * one, zero)]
   return drawn._replace(nets=drawn.nets._replace(value=value))
@@ -167,7 +176,9 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight(monkeypatch):
 def test_policy_and_fit_see_equal_states_and_terms(tmp_path, monkeypatch):
   """A policy reads an episode step by step. Without a cost weight, the least one counts."""
   played = tiny.episode(models="SLS")
-  start = fit.prepare(ValueConfig(heads=2), {"t": TASK}, [played], 1.0, 2, 0)
+  vocabulary = learn_vocabulary({"t": TASK}, [played])
+  config = ValueConfig(heads=2)
+  start = fit.prepare(config, vocabulary, {"t": TASK}, [played], 1.0, 2, 0)
   files = RouterFiles(tmp_path, Config(), mesh=None)
   values = ValueFunction(start.heads, (1.0, 0.5), files.billing)
   states = start.data.states
@@ -176,7 +187,7 @@ def test_policy_and_fit_see_equal_states_and_terms(tmp_path, monkeypatch):
   # A cap-blind policy has the terms of no cap.
   for weight, lefts in ((None, [3, 3, 2]), (0.7, [np.inf] * 3)):
     spec = PolicySpec("conditioned", cost_weight=weight, cap_conditioned=not weight)
-    router = ConditionedPolicy(spec, StateReader(start.vocabulary), values)
+    router = ConditionedPolicy(spec, StateReader(vocabulary), values)
     live = Live(Job(TASK, "dev", 0), Cap(3))
     for n, left in enumerate(lefts):
       live.observation = played.steps[n].observation

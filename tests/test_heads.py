@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tiny import episode
 
-from baar_jax.conditioned.heads import count_calls_left, describe
+from baar_jax.conditioned.heads import count_calls_left
 from baar_jax.llms.prices import Outlook
 from baar_jax.rollout.specs import Cap
+from baar_jax.router.inputs import describe
 
 
 def test_calls_left_by_hand():

@@ -145,7 +145,7 @@ def test_environments_do_without_heavy_libraries():
   "modules, unwanted",
   [
     ("baar_jax.envs.process, baar_jax.envs.sandbox.adapter", HEAVY | {"numpy"}),
-    ("main", {"openai", "httpx", "httpx2"}),
+    ("main", {"openai", "httpx"}),
   ],
 )
 def test_what_a_new_python_has_loaded(modules, unwanted):

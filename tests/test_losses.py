@@ -145,7 +145,7 @@ def test_bopo_clips_the_ratios_as_configured():
   logits = jnp.zeros((1, 2, 2))
   zeros = np.zeros((1, 2), int)
   old = np.log(f32([[0.25, 0.8]]))
-  batch = Batch(*[zeros] * 4, old, zeros == 0, f32([1]), ref_logits_BxSxA=logits)
+  batch = Batch(*[zeros] * 2, old, zeros == 0, f32([1]), ref_logits_BxSxA=logits)
   config = BoPOConfig(ratio_level="decision", clip=(0.2, 0.28))
   # min(2, 1.28) and min(.625, .8)
   loss = losses.bopo_loss(config, logits, batch)["loss"].values.mean

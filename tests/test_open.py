@@ -9,11 +9,11 @@ from tiny import episode
 
 from baar_jax import open
 from baar_jax.conditioned import fit
-from baar_jax.conditioned.heads import TERMS
 from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, new_trials
+from baar_jax.router.inputs import TERMS, learn_vocabulary
 from baar_jax.store import Store
 
 SMALL, LARGE = BOUNDARY_KEYS
@@ -78,35 +78,39 @@ def test_the_stored_episodes_of_thresholds_and_value_heads():
   config = Config(references=ReferencesConfig(plans=plans))
   learnt = first | second | quarters | sample | hard
   assert keys_of(open.load_threshold_episodes(store, config)) == first | quarters
-  assert keys_of(open.load_hard_episodes(store, config)) == learnt
   assert keys_of(open.load_value_episodes(store, config)) == learnt | rest
 
 
-def test_value_heads_are_read_as_stored_or_damage_is_noticed(tmp_path):
+def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
   files = RouterFiles(tmp_path, Config(), mesh=None)
   episodes = [episode("a", models="SLS")]
-  heads, vocabulary, _ = fit.prepare(files.config.value, TASKS, episodes, 1.0, 2, 0)
-  open.save_heads(files, heads, vocabulary)
-  stored = open.load_heads(files)
-  jax.tree.map(np.testing.assert_array_equal, stored, (heads, vocabulary))
+  vocabulary = learn_vocabulary(TASKS, episodes)
+  heads, _ = fit.prepare(files.config.value, vocabulary, TASKS, episodes, 1.0, 2, 0)
   # Five heads read 26 facts, 48 of offers and 48 directions of words.
-  assert stored[0].nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
-  path = tmp_path / "checkpoints/value/value_heads.npz"
-  whole = path.read_bytes()
-  arrays = dict(np.load(path))
-  first = arrays["arr_0"]
-  contents = [whole[:-100], b""]
-  for changes in (
-    {"arr_0": first * np.nan},
-    {"arr_0": np.array([{}])},  # a pickled object
-    {"arr_0": first[:, 1:]},  # weights for other inputs
-    {"arr_0": first.astype(str)},
-    {"arr_19": np.array('[[], 1.0, {"a": "b"}]')},
-    {"foreign": first},
+  assert heads.nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
+  open.save_heads(files, heads)
+  open.save_vocabulary(tmp_path, vocabulary)
+  for name, load, written in (
+    ("checkpoints/value/value_heads.npz", open.load_heads, heads),
+    ("vocabulary.npz", open.load_vocabulary, vocabulary),
   ):
-    np.savez(path, **arrays | changes)
-    contents.append(path.read_bytes())
-  for content in contents:
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="value_heads.npz .* damaged .*: delete it"):
-      open.load_heads(files)
+    jax.tree.map(np.testing.assert_array_equal, load(files), written)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    arrays = dict(np.load(path))
+    first = arrays["arr_0"]
+    contents = [whole[:-100], b""]
+    for changes in (
+      {"arr_0": first * np.nan},
+      {"arr_0": np.array([{}])},  # a pickled object
+      {"arr_0": first[:, 1:]},  # weights for other inputs
+      {"arr_0": first.astype(str)},
+      {"arr_3": np.array('[[], 1.0, {"a": "b"}]')},
+      {"foreign": first},
+    ):
+      np.savez(path, **arrays | changes)
+      contents.append(path.read_bytes())
+    for content in contents:
+      path.write_bytes(content)
+      with pytest.raises(ValueError, match=f"{name} .* damaged .*: delete it"):
+        load(files)

@@ -79,7 +79,6 @@ def test_a_router_in_python_decides_as_the_evaluation_did(
 MOMENTS = [
   lambda runs: "always-large" in policies(runs),
   lambda runs: "stratified(samples=3)" in policies(runs),
-  lambda runs: '"pretrain"' in metrics(runs),
   lambda runs: '"sft"' in metrics(runs),
   lambda runs: "bopo(lam=0.1)/1" in policies(runs),
   lambda runs: any(runs.glob("tiny/checkpoints/bopo-*/*")),

@@ -74,7 +74,7 @@ def play(policy, check):
 
 def make_policy(model, view) -> RouterPolicy:
   """Make a policy for three live episodes."""
-  feed = reader.Reader(model, view, view.logit_ids, rows=3)
+  feed = reader.Reader(model, view, rows=3)
   return RouterPolicy(PolicySpec("router"), feed, Sample("key"))
 
 
@@ -84,7 +84,7 @@ def make_policy(model, view) -> RouterPolicy:
   + [("transcript", (16,))],
 )
 def test_the_cached_router_equals_an_uncached_forward_pass(
-  tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
+  tiny_model, view, kind, lengths, monkeypatch
 ):
   """Whole episodes join and leave the batch, and their texts are cut.
 
@@ -95,8 +95,8 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   extend = Mock(side_effect=reader._extend)
   monkeypatch.setattr(reader, "_extend", extend)
   limit = {"transcript": 320, "paper": 368}[kind]
-  config = dataclasses.replace(router_config, view=kind, max_tokens=limit)
-  view = View(config, tokenizer_dir)
+  config = dataclasses.replace(view.config, view=kind, max_tokens=limit)
+  view = View(config, view.tokenizer)
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
 
   def check(live, decision):
@@ -246,9 +246,7 @@ def test_one_escalation_never_goes_back(models, advantage_A, model):
   [("Decision: SMALL.", 0), ("The step is hard, so **BIG**\nBIG", 1)]
   + [(text, 0) for text in ("SMALL or BIG?", "big", "BIGGER", "")],
 )
-def test_a_judge_is_shown_the_prompt_and_billed(
-  text, model, router_config, tokenizer_dir, make_task
-):
+def test_a_judge_is_shown_the_prompt_and_billed(text, model, make_task):
   """The judge reads the paper's prompt with the budget, and its lost attempts are billed.
 
   Only an answer that names exactly one model in capitals counts.
@@ -259,7 +257,7 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
   judge = Mock(**{"reply.return_value": Reply(text, call(2, 2.0), lost)})
   spec = PolicySpec("zero-shot")
-  policy = ZeroShotPolicy(spec, lambda *_: judge, router_config, tokenizer_dir)
+  policy = ZeroShotPolicy(spec, lambda *_: judge)
   agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
   context = StepContext(
     live, agents, [], EpisodeBudgets(CallBudget(2), DollarBudget(None))

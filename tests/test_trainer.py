@@ -20,7 +20,7 @@ from baar_jax.learn.trainer import (
 )
 from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
-from baar_jax.router.weights import build_model
+from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
@@ -35,11 +35,11 @@ def copy_of(state):
 
 
 def test_micro_batches_take_the_same_step_as_one_batch(
-  tiny_model, batcher, five_episodes, filled, view
+  tiny_model, batcher, five_episodes, draw_model, view
 ):
-  ids = view.decision_ids
-  anchor = ShardedRouter(filled(lambda: build_model(view.config, 0), seed=3), ids)
-  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
+  encoder = TextEncoder(view)
+  anchor = ShardedRouter(draw_model(seed=3), encoder)
+  trainer = Trainer(tiny_model, encoder, partial(bopo_loss, BOPO), OPTIMIZER)
   start = copy_of(trainer.state)
   results = []
   # The first batch has rows of 208 tokens, the others of 104 or 208.
@@ -66,9 +66,9 @@ def test_no_array_has_both_tokens_and_vocabulary(
   tiny_model, view, batcher, five_episodes
 ):
   """Neither pass computes logits of all 340 tokens at any position."""
-  trainer = Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
+  trainer = Trainer(tiny_model, TextEncoder(view), sft_batch_loss, OPTIMIZER)
   (batch,) = batcher(WHOLE).micro_batches(five_episodes)
-  T = batch.tokens_RxT.shape[1]
+  T = batch.inputs.tokens_RxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
   shapes = [{*dims.split("x")} for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
   with_tokens = [shape for shape in shapes if str(T) in shape]
@@ -82,8 +82,9 @@ def test_the_first_step_in_bf16_is_on_policy(
 ):
   """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
   loss = partial(bopo_loss, BOPO)
-  ids = view.decision_ids
-  trainer = Trainer(tiny_model, loss, OPTIMIZER, ids, dtype="bfloat16")
+  encoder = TextEncoder(view)
+  encoder.dtype = "bfloat16"
+  trainer = Trainer(tiny_model, encoder, loss, OPTIMIZER)
   start = copy_of(trainer.state)
   # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
@@ -119,7 +120,7 @@ def test_learning_rates_clipping_and_weight_decay():
   np.testing.assert_allclose(-rates, expected, rtol=1e-4, atol=1e-6)
   assert updates_of(sft(updates=2), [0.5] * 2) == pytest.approx([-0.3, -0.6], rel=1e-4)
   # A large eps keeps the sizes of gradients. Adam's first step on g is lr * g / (|g| + eps).
-  bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
+  bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1), 9)
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
     (update,) = updates_of(optimizer, [0.001])
     assert update == pytest.approx(-0.6 * 0.001 / 0.101, rel=1e-5)
@@ -129,3 +130,13 @@ def test_learning_rates_clipping_and_weight_decay():
   # Weights decay: at a quarter and at half of the peak by 0.15 and 0.3 times 0.01 * 5.
   decayed = updates_of(sft(), [0.0, 0.0], 5.0)
   assert decayed == pytest.approx([-0.0075, -0.015], rel=1e-3)
+
+
+def test_the_rate_of_bopo_falls_by_a_cosine_to_its_last_share():
+  config = BoPOConfig(learning_rate=0.6, last_rate=0.2)
+  # Over 4 steps from 0.6 to 0.12: the middle 0.36, at 45 degrees 0.36 + 0.24 * 0.7071.
+  expected = [0.6, 0.52971, 0.36, 0.19029, 0.12, 0.12]
+  rates = updates_of(bopo_optimizer(config, 4), [0.5] * 6)
+  np.testing.assert_allclose(-np.array(rates), expected, rtol=1e-4)
+  constant = updates_of(bopo_optimizer(BoPOConfig(learning_rate=0.6), 4), [0.5] * 6)
+  np.testing.assert_allclose(constant, -0.6, rtol=1e-4)

@@ -12,18 +12,18 @@ from baar_jax.envs.sandbox.adapter import SandboxErrors
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
-from baar_jax.router.view import View, train_tokenizer
+from baar_jax.router.view import View
 from baar_jax.store import summarize_episode
 
 
-def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
+def test_texts_name_models_by_rank(router_config, make_tokenizer, make_task):
   """Each model has a decision token."""
-  train_tokenizer(["task: find the plant"], 340, tmp_path, models=3)
+  tokenizer = make_tokenizer(models=3)
   config = dataclasses.replace(
     router_config, action_tokens=40, result_tokens=40, max_tokens=2000
   )
-  paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
-  view = View(config, tmp_path, models=3)
+  paper = View(dataclasses.replace(config, view="paper"), tokenizer, models=3)
+  view = View(config, tokenizer, models=3)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]

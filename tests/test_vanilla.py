@@ -25,7 +25,7 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   mask_BxS = np.array([[1, 1, 0], [1, 1, 1], [0] * 3, [0] * 3], bool)
   unused = np.zeros((4, 3), int)
   adv_B = np.array([2.0, -1.0, 0.0, 0.0])
-  batch = Batch(*[unused] * 4, logp_BxS, mask_BxS, adv_B, episode_share=4 / 7)
+  batch = Batch(*[unused] * 2, logp_BxS, mask_BxS, adv_B, episode_share=4 / 7)
 
   def step(logits):
     terms = vanilla.dapo_loss(BoPOConfig(), logits, batch)

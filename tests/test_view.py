@@ -19,10 +19,10 @@ TASK = Task("plant-0", "train", "find the plant", 40)
 
 
 @pytest.fixture(scope="module")
-def views(router_config, tokenizer_dir):
+def views(view):
   """Return a function that makes a view with some settings changed."""
-  configure = functools.partial(dataclasses.replace, router_config)
-  return functools.cache(lambda **changes: View(configure(**changes), tokenizer_dir))
+  configure = functools.partial(dataclasses.replace, view.config)
+  return functools.cache(lambda **changes: View(configure(**changes), view.tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,6 @@ def test_training_and_live_decisions_read_the_same_text(
     assert live.tokens == window.tokens[: position + 1]
     assert live.first == window.first
     assert live.positions[-1] == position == len(live.tokens) - 1
-
-
-@pytest.mark.parametrize("kind", ["transcript", "paper"])
-def test_show_budget_false_hides_the_budget(views, kind):
-  view = views(view=kind, max_tokens=900, show_budget=False)
-  capped = episode_of([1, 0], call_budget=3, usd_budget=0.05)
-  free = episode_of([1, 0])
-  assert view.episode_windows(TASK, capped) == view.episode_windows(TASK, free)
 
 
 def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):

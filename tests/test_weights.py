@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import RouterConfig
 from baar_jax.router import weights
-from baar_jax.router.view import View, adopt_tokenizer
+from baar_jax.router.view import View, adopt_tokenizer, read_tokenizer
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
 from tools import qwen2_checkpoint as hf
 
@@ -31,7 +31,7 @@ def adopt(router_config, tmp_path):
   def make(directory):
     adopt_tokenizer(directory, tmp_path / "tokenizer")
     config = dataclasses.replace(router_config, weights=str(directory))
-    return View(config, tmp_path / "tokenizer")
+    return View(config, read_tokenizer(tmp_path / "tokenizer"))
 
   return make
 

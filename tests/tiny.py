@@ -9,12 +9,11 @@ from baar_jax.episode import Call, Episode, Step, Usage
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 # The settings of a run that takes seconds. Only one episode is live at a time, so that no
 # result depends on timing.
-ROUTER = dict(hidden_size=16, num_heads=2)
-TEXTS = dict(vocab_size=1024, max_tokens=300, description_tokens=8, action_tokens=6)
 SIZES = dict(train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10)
 SECTIONS = dict(
   env=dict(processes=1, live_per_process=1, **SIZES),
-  router=dict(num_layers=1, result_tokens=16, **ROUTER, **TEXTS),
+  # These are for runs with --config.router.weights.
+  router=dict(max_tokens=300, description_tokens=8, action_tokens=6, result_tokens=16),
   profile=dict(trials=2),
   references=dict(samples=3),
   sft=dict(updates=2, batch_episodes=8, micro_episodes=8, learning_rate=1e-2),
@@ -113,7 +112,6 @@ def flags(runs) -> list[str]:
   values = {
     "name": "tiny",
     "runs": runs,
-    "pretrain.batch_episodes": 16,
     "evaluate.thresholds": (),
     "value.updates": 20,
     "value.heads": 2,

@@ -1,10 +1,9 @@
-"""Measure the speed of the router and its training.
+"""Measure the speed of a router and its training.
 
-    python -m tools.bench --config=configs/sciworld.py
+    python -m tools.bench --config=configs/sciworld.py --config.router.weights=DIR
 
-The flags are those of main.py. No run is opened, and no model is called. If
---config.router.weights is "", a router of the size ROUTER with random weights is
-measured.
+The flags are those of main.py. No run is opened, and no model is called. Without
+--config.router.weights, the policy network is measured.
 """
 
 import copy
@@ -12,7 +11,6 @@ import dataclasses
 import math
 import os
 import random
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,30 +20,24 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import app
+from flax import nnx
 
 import main
-from baar_jax.config import Config, RouterConfig
+from baar_jax.config import Config
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.learn.batches import SAMPLED, Batcher
+from baar_jax.learn.batches import SAMPLED, Batcher, Encoder
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.mesh import one_device
 from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.rollout.specs import Job, Live, PolicySpec
+from baar_jax.router.inputs import learn_vocabulary
+from baar_jax.router.network import InputsEncoder
 from baar_jax.router.policy import RouterPolicy, Threshold
-from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.reader import Reader
-from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
-from baar_jax.router.weights import build_model, load_pretrained
+from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View, decision_tokens, read_tokenizer
+from baar_jax.router.weights import load_pretrained
 
-# Shape of the measured router. A run with --config.router.weights measures its own.
-ROUTER = RouterConfig(
-  hidden_size=512,
-  num_layers=8,
-  num_heads=8,
-  max_tokens=1792,
-  action_tokens=20,
-  result_tokens=44,
-)
 # Number of steps of each measured episode.
 STEPS = 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -57,23 +49,23 @@ class Setting(NamedTuple):
 
   Attributes:
     name: the name of the measured figure, as it is printed and stored.
-    view: the text that the router reads, "transcript" or "paper".
     live: the number of episodes that are decided in one batch.
-    forget: whether the KV cache is emptied after each step, so that the whole text is
-      read again.
+    forget: whether the reader forgets its episodes after each step, so that it reads
+      them again from the start.
+    view: the text that a text router reads, "transcript" or "paper".
   """
 
   name: str
-  view: str
   live: int
-  forget: bool
+  forget: bool = False
+  view: str = "transcript"
 
 
-SETTINGS = (
-  Setting("cached_decision_ms", "transcript", live=1, forget=False),
-  Setting("whole_decision_ms", "transcript", live=1, forget=True),
-  Setting("paper_decision_ms", "paper", live=1, forget=True),
-  Setting("cached_16_step_ms", "transcript", live=16, forget=False),
+CACHED = (Setting("cached_decision_ms", 1), Setting("cached_16_step_ms", 16))
+# These are measured for text routers only.
+WHOLE = (
+  Setting("whole_decision_ms", 1, forget=True),
+  Setting("paper_decision_ms", 1, forget=True, view="paper"),
 )
 
 
@@ -82,13 +74,13 @@ class Subject(NamedTuple):
 
   Attributes:
     model: the router.
-    views: the writers of the router's texts, by the value of `--config.router.view`.
+    encoders: turn episodes into arrays, by the value of `--config.router.view`.
     task: the task of all episodes.
     episodes: episodes whose texts are random letters.
   """
 
-  model: Qwen2
-  views: dict[str, View]
+  model: nnx.Module
+  encoders: dict[str, Encoder]
   task: Task
   episodes: list[Episode]
 
@@ -109,16 +101,17 @@ def show(command: tuple[Config, str]) -> None:
 
 def measure(config: Config) -> dict[str, float]:
   """Measure all speeds of a configuration's router, by the figures' names."""
-  subject = make_subject(config.router)
-  figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
+  subject = make_subject(config)
+  settings = CACHED + WHOLE if config.router.weights else CACHED
+  figures = {setting.name: decide(subject, setting) for setting in settings}
   return figures | train(subject, config)
 
 
-def make_subject(config: RouterConfig) -> Subject:
+def make_subject(config: Config) -> Subject:
   """Build or load the router, and make episodes of random letters.
 
-  Every task, observation and action is longer than the length to which the router cuts
-  it. So the router always reads as many tokens as possible.
+  Every task, observation and action is longer than the length to which a text router
+  cuts it. So this router always reads as many tokens as possible.
   """
   draw = random.Random(0)
 
@@ -128,21 +121,21 @@ def make_subject(config: RouterConfig) -> Subject:
 
   task = Task("bench", "test", write(), STEPS)
   episodes = []
-  for _ in range(64):
+  for seed in range(64):
     steps = [Step(write(), s % 2, write(), logp=math.log(0.5)) for s in range(STEPS)]
-    episodes.append(Episode("bench", "bench", 0, steps, 1.0, "done"))
-  with tempfile.TemporaryDirectory() as name:
-    directory = Path(name)
-    if config.weights:
-      adopt_tokenizer(Path(config.weights), directory)
-      model = load_pretrained(View(config, directory))
-    else:
-      config = ROUTER
-      train_tokenizer(text_pieces(task, episodes[0]), config.vocab_size, directory)
-      model = build_model(config, 0)
-    transcript = View(dataclasses.replace(config, view="transcript"), directory)
-    paper = View(dataclasses.replace(config, view="paper"), directory)
-  return Subject(model, {"transcript": transcript, "paper": paper}, task, episodes)
+    episodes.append(Episode("bench", "bench", seed, steps, 1.0, "done"))
+  models = len(config.models.names)
+  if not config.router.weights:
+    vocabulary = learn_vocabulary({"bench": task}, episodes)
+    encoder = InputsEncoder(vocabulary, models)
+    return Subject(encoder.build(0), {"transcript": encoder}, task, episodes)
+  tokenizer = read_tokenizer(Path(config.router.weights))
+  tokenizer.add_special_tokens(decision_tokens(models))
+  encoders = {}
+  for name in ("transcript", "paper"):
+    router = dataclasses.replace(config.router, view=name)
+    encoders[name] = TextEncoder(View(router, tokenizer, models))
+  return Subject(load_pretrained(encoders["paper"].view), encoders, task, episodes)
 
 
 def decide(subject: Subject, setting: Setting) -> float:
@@ -151,8 +144,8 @@ def decide(subject: Subject, setting: Setting) -> float:
   Returns:
     Milliseconds per step of all `setting.live` episodes.
   """
-  view = subject.views[setting.view]
-  reader = Reader(subject.model, view, view.logit_ids, setting.live)
+  encoder = subject.encoders[setting.view]
+  reader = encoder.open_reader(subject.model, setting.live, one_device())
   policy = RouterPolicy(BENCH, reader, Threshold())
   # JAX compiles during the first pass over the episodes' steps. Only the second pass is
   # measured.
@@ -171,26 +164,27 @@ def decide(subject: Subject, setting: Setting) -> float:
 
 
 def train(subject: Subject, config: Config) -> dict[str, float]:
-  """Measure the tokens per second of gradient steps of SFT and BoPO.
+  """Measure the speed of gradient steps of SFT and BoPO, without the encoding.
 
-  A gradient step has one episode on a CPU and 64 episodes on a GPU. Padding is not
-  counted as tokens.
+  The unit is a token for text routers, and a decision for the policy network. Padding
+  is not counted. A gradient step has 64 episodes, but one for text routers on a CPU.
   """
-  view = subject.views["transcript"]
-  count = 1 if jax.default_backend() == "cpu" else 64
+  encoder = subject.encoders["transcript"]
+  is_text = bool(config.router.weights)
+  count = 1 if is_text and jax.default_backend() == "cpu" else 64
   changed = copy.deepcopy(config)
-  changed.router = view.config
   changed.env.max_steps = STEPS
   changed.sft.micro_episodes = min(count, 16)
   changed.bopo.epochs = 1
   episodes = subject.episodes[:count]
-  batcher = Batcher(changed, view, [subject.task])
-  settings = {"token_ids": view.decision_ids, "dtype": changed.router.dtype}
+  batcher = Batcher(changed, encoder, [subject.task])
 
-  tokens = 0
-  for episode in episodes:
-    for window in view.episode_windows(subject.task, episode):
-      tokens += len(window.tokens)
+  unit = "decisions"
+  size = count * STEPS
+  if is_text:
+    unit = "tokens"
+    encoded = [encoder.encode(subject.task, episode) for episode in episodes]
+    size = sum(len(window.tokens) for windows in encoded for window in windows)
   # JAX compiles during the first call, which is not measured. The fastest of three
   # further calls counts.
 
@@ -199,20 +193,20 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
     return min(repeat(step, number=1, repeat=4)[1:])
 
   optimizer = sft_optimizer(changed.sft)
-  trainer = Trainer(subject.model, sft_batch_loss, optimizer, **settings)
+  trainer = Trainer(subject.model, encoder, sft_batch_loss, optimizer)
   sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
   # This frees the memory of SFT's parameters and optimizer state before BoPO is
   # measured.
   del trainer
   loss = partial(bopo_loss, changed.bopo)
-  trainer = Trainer(subject.model, loss, bopo_optimizer(changed.bopo), **settings)
-  anchor = ShardedRouter(subject.model, **settings)
+  trainer = Trainer(subject.model, encoder, loss, bopo_optimizer(changed.bopo, 1))
+  anchor = ShardedRouter(subject.model, encoder)
   batcher = dataclasses.replace(batcher, labels=SAMPLED)
   learner = Learner(changed.bopo, trainer, batcher, anchor)
   advantages = np.linspace(-1, 1, count, dtype="float32")
   rated = [*map(RatedEpisode, episodes, advantages)]
   bopo_s = measure_s(partial(update_policy, learner, rated, 1))
-  return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
+  return {f"sft_{unit}_per_s": size / sft_s, f"bopo_{unit}_per_s": size / bopo_s}
 
 
 if __name__ == "__main__":

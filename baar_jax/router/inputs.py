@@ -393,7 +393,7 @@ class Tracker:
     return np.concatenate([values, np.log1p(counts)]).astype(np.float32)
 
   def describe_proposal(self, step: Step) -> np.ndarray:
-    """Compute the inputs of a proposed action, float32; all 0 without a proposal.
+    """Compute the inputs of a proposed action; all 0 without a proposal.
 
     They are the rank of the model that proposes it, how far its words are those of the
     task, how often it was tried, whether the observation offers it, and its words.

@@ -144,7 +144,8 @@ def routed(tmp_path, upstream, monkeypatch):
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.5, 0.1)
   monkeypatch.setattr("baar_serve.__main__.open_router", lambda *args: router)
-  (tmp_path / "served" / "tokenizer").mkdir(parents=True)
+  (tmp_path / "served").mkdir()
+  (tmp_path / "served" / "vocabulary.npz").touch()
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(
       Client(tmp_path, upstream, policy="router", **serve)
