@@ -43,12 +43,15 @@ def test_hard_tasks_of_both_splits_have_references(tmp_path, capsys):
 
   config = Config()
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
+  run.is_main = True
+  run.dir = tmp_path
   run.source = SimpleNamespace(episodes=play, live_episodes=1)
   run.require = planned.append
   run.files = lambda: RouterFiles(tmp_path, config, mesh=None)
   collect.references(run)
   assert planned == ["profile", ("stratified samples", {"h1", "h2"})]
   assert store.finished("references")
+  assert (tmp_path / "vocabulary.npz").exists()
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   summary = "LARGE at 75% of their steps; 1 without a successful sample"
   assert summary in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Imitate stored episodes until the loss on dev stops falling (paper: BoSFT).
 
-BoSFT imitates the reference trajectories. Pretraining, the cascade's scorer and the
-single-turn classifier learn by the same loop. The paper does not state the number of
-updates; the end by the loss on dev tasks is our choice.
+BoSFT imitates the reference trajectories. The cascade's scorer and the single-turn
+classifier learn by the same loop. The paper does not state the number of updates; the
+end by the loss on dev tasks is our choice.
 
 A `Batcher` pads episodes to arrays with the labels of their decisions, and a `Trainer`
 takes optimizer steps on these arrays (learn/).
