@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baar_jax.envs.base import (
+  DifficultyErrors,
   Env,
-  KnowledgeErrors,
   Oracle,
   check_size,
   interleave,
@@ -20,20 +20,10 @@ from baar_jax.envs.scienceworld.expert import Expert
 from baar_jax.episode import Task
 
 
-class ScienceWorldErrors(KnowledgeErrors):
-  """Error rates of scripted models in ScienceWorld.
+class ScienceWorldErrors(DifficultyErrors):
+  """Error rates of scripted models in ScienceWorld."""
 
-  The probabilities of the tiers depend on the type of task.
-  """
-
-  PRIORS = (
-    ("find-|lifespan-", (0.56, 0.40, 0.04)),
-    (
-      "power-component|use-thermometer|paint-secondary|identify-life",
-      (0.18, 0.67, 0.15),
-    ),
-    ("", (0.10, 0.63, 0.27)),
-  )
+  ABILITY = (-0.6, 0.9)
 
 
 # The engine solves most variations of these types of tasks in less than 40 steps.
