@@ -14,7 +14,6 @@ from baar_jax.envs.alfworld.adapter import ALFWorldErrors
 from baar_jax.envs.appworld.adapter import AppWorldErrors
 from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
 from baar_jax.envs.sandbox.adapter import Sandbox
-from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
@@ -96,7 +95,7 @@ def test_effects_are_standard_normal_and_differ_by_key():
 @pytest.mark.parametrize(
   "errors, task_id, task_type",
   [
-    (ScienceWorldErrors, "find-plant/3", "find-plant"),
+    (DifficultyErrors, "find-plant/3", "find-plant"),
     (ALFWorldErrors, "train/pick_two-Mug-None-Desk-1/trial_T1", "pick_two"),
     (AppWorldErrors, "d3a0000_1", "d3a0000"),
   ],

@@ -89,8 +89,8 @@ class DifficultyErrors(Errors):
   """Error rates that depend on the difficulty of each critical step.
 
   The odds of an error at a critical step are exp(difficulty - ability). Each error of
-  the episode so far raises the odds, for all models. The numbers below apply to a
-  user's environment; subclasses have those of the benchmarks.
+  the episode so far raises the odds, for all models. The numbers below apply to
+  ScienceWorld and to a user's environment.
 
   Attributes:
     ABILITY: ability of SMALL and LARGE.
@@ -102,9 +102,9 @@ class DifficultyErrors(Errors):
   """
 
   ABILITY = (-0.5, 1.0)
-  ROUTINE = (0.10, 0.05)
+  ROUTINE = (0.14, 0.03)
   WRONG = 0.5
-  GROWTH = 1.16
+  GROWTH = 1.15
   MOST = 6
   TYPE = "[^/_]+"
 

@@ -40,8 +40,8 @@ class ALFWorldErrors(DifficultyErrors):
   Error rates at routine steps are high, because a real model has to search for objects.
   """
 
-  ABILITY = (0.0, 1.7)
-  ROUTINE = (0.50, 0.50)
+  ABILITY = (-0.7, 0.6)
+  ROUTINE = (0.45, 0.45)
   TYPE = r"(?<=/)\w+"
 
 

@@ -36,8 +36,8 @@ TREATMENTS = {
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine", "help")
 
-# A game understands none of these commands. They waste half of the wasted steps.
-NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
+# This share of wasted steps goes to another place. The others have no effect.
+STROLLS = 0.5
 
 
 class Goal(NamedTuple):
@@ -246,14 +246,14 @@ def draw_mistake(
   """Draw a wrong command in place of the expert's.
 
   At a routine step, a "wrong" mistake wastes the step. A wasted step goes to another
-  place or is not understood, with equal chances.
+  place, or tries to take an object from there, which has no effect.
 
   Args:
     kind: "wrong" or "wasted"; see Env.mistake.
     key: the seed of the random draw.
     step: the expert's step.
     commands: the commands that are possible now.
-    object_type: the type of object in the goal; nonsense commands name it.
+    object_type: the type of object in the goal.
   """
   draw = random.Random(key)
   others = [command for command in commands if command != step.action]
@@ -264,8 +264,10 @@ def draw_mistake(
       command for command in acting if read_verb(command) == read_verb(step.action)
     ]
     choices = alike or acting
-  if not choices and draw.random() < 0.5:
-    choices = [command for command in others if read_verb(command) == "go"]
-  if not choices:
-    return draw.choice(NONSENSE).format(object_type)
-  return draw.choice(choices)
+  if choices:
+    return draw.choice(choices)
+  walk = draw.choice([name for name in others if read_verb(name) == "go"])
+  if draw.random() < STROLLS:
+    return walk
+  place = walk.removeprefix("go to ")
+  return f"take {object_type} {draw.randint(1, 5)} from {place}"

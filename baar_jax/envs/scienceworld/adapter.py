@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baar_jax.envs.base import (
-  DifficultyErrors,
   Env,
   Oracle,
   check_size,
@@ -18,13 +17,6 @@ from baar_jax.envs.base import (
 from baar_jax.envs.scienceworld.engine import Engine
 from baar_jax.envs.scienceworld.expert import Expert
 from baar_jax.episode import Task
-
-
-class ScienceWorldErrors(DifficultyErrors):
-  """Error rates of scripted models in ScienceWorld."""
-
-  ABILITY = (-0.6, 0.9)
-
 
 # The engine solves most variations of these types of tasks in less than 40 steps.
 TASK_TYPES = (
@@ -94,7 +86,6 @@ class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION."""
 
   Options = Options
-  Errors = ScienceWorldErrors
   metric = "score"
   remembered = True
   scripted_options = {"short_tasks": True}
