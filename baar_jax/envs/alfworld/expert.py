@@ -36,9 +36,6 @@ TREATMENTS = {
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine", "help")
 
-# This share of wasted steps goes to another place. The others have no effect.
-STROLLS = 0.5
-
 
 class Goal(NamedTuple):
   """The goal of a game, as stated by its name.
@@ -246,7 +243,7 @@ def draw_mistake(
   """Draw a wrong command in place of the expert's.
 
   At a routine step, a "wrong" mistake wastes the step. A wasted step goes to another
-  place, or tries to take an object from there, which has no effect.
+  place, or tries to take an object from there, which has no effect, with equal chances.
 
   Args:
     kind: "wrong" or "wasted"; see Env.mistake.
@@ -267,7 +264,7 @@ def draw_mistake(
   if choices:
     return draw.choice(choices)
   walk = draw.choice([name for name in others if read_verb(name) == "go"])
-  if draw.random() < STROLLS:
+  if draw.random() < 0.5:
     return walk
   place = walk.removeprefix("go to ")
   return f"take {object_type} {draw.randint(1, 5)} from {place}"

@@ -26,8 +26,8 @@ class AppWorldErrors(DifficultyErrors):
   documentation.
   """
 
-  ABILITY = (0.9, 1.3)
-  ROUTINE = (0.60, 0.10)
+  ABILITY = (0.9, 1.35)
+  ROUTINE = (0.65, 0.10)
 
 
 OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.
