@@ -110,7 +110,7 @@ SKIPPED = "--config.env.options.skip_test_variations=-1"
 CASES = [
   # Envs
   ("...define oracle() and mistake() in its class...", lambda tmp: Env().oracle()),
-  ("...no expert...kind=chat", lambda tmp: Env().mistake("lost", "key")),
+  ("...no expert...kind=chat", lambda tmp: Env().mistake("wasted", "key")),
   ("...train.txt has 0 tasks...lower --config.env.train_tasks...", list_appworld_tasks),
   # The kind and its options
   ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),

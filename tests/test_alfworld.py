@@ -87,7 +87,7 @@ def test_mistakes_are_repeatable_and_the_expert_recovers(env):
     observation = env.reset(task.id)
     for step in range(100):
       oracle = env.oracle()
-      kinds = ("wrong", "lost", "hasty")
+      kinds = ("wrong", "wasted")
       mistakes = [env.mistake(kind, str(step)) for kind in kinds]
       assert mistakes == [env.mistake(kind, str(step)) for kind in kinds]
       assert oracle.action not in mistakes
@@ -96,7 +96,7 @@ def test_mistakes_are_repeatable_and_the_expert_recovers(env):
       acting = {name for name in commands if read_verb(name) not in ROUTINE_VERBS}
       if oracle.critical and len(acting) > 1:
         assert mistakes[0] in acting
-      observation, done = env.step((*mistakes, *[oracle.action] * 6)[step % 9])
+      observation, done = env.step((*mistakes, *[oracle.action] * 6)[step % 8])
       if done:
         break
     assert env.score() == 1.0
@@ -123,8 +123,10 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
   states = []
   env.reset(task_id)
   while not env.score():
-    is_lost = len(actions) % 3 == 2
-    action = env.mistake("lost", str(len(actions))) if is_lost else env.oracle().action
+    is_wasted = len(actions) % 3 == 2
+    action = (
+      env.mistake("wasted", str(len(actions))) if is_wasted else env.oracle().action
+    )
     observation, done = env.step(action)
     actions.append(action)
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])

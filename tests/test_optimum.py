@@ -95,8 +95,7 @@ def brute_force(errors, mu, calls, choose):
   weight_W, level_WxI, seen_WxI = map(np.array, zip(*worlds))
   assert weight_W.sum() == pytest.approx(1.0)
   lapses = [
-    [errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)]
-    for m in (0, 1)
+    [errors.lapse(m, "", Oracle("", 0, c, False)) for c in (0, 1)] for m in (0, 1)
   ]
 
   def best(weight_W, lock, jams, history):

@@ -39,7 +39,7 @@ def play(env, task_id: str) -> list[tuple]:
   tape = [env.reset(task_id)]
   done = False
   while not done:
-    for action in (env.mistake("lost", "key"), env.oracle().action):
+    for action in (env.mistake("wasted", "key"), env.oracle().action):
       if not done:
         observation, done = env.step(action)
         tape.append((action, observation, done, env.score()))

@@ -46,7 +46,7 @@ def play(env, task_id, beside=lambda: None) -> list:
     oracle = env.oracle()
     verb = read_verb(oracle.action)
     assert oracle.critical == (verb in CRITICAL_VERBS)
-    for kind in ("wrong", "lost", "hasty"):
+    for kind in ("wrong", "wasted"):
       mistakes = [env.mistake(kind, str(key)) for key in range(6)]
       assert oracle.action not in mistakes
       assert len({*mistakes}) > 1

@@ -1,15 +1,19 @@
 """Test the scripted models: their error rates, and that replies repeat."""
 
 import contextlib
-import itertools
+import math
 import random
+import re
 
+import numpy as np
 import pytest
 
 from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env, Lapse, Oracle
+from baar_jax.envs import base
+from baar_jax.envs.alfworld.adapter import ALFWorldErrors
+from baar_jax.envs.appworld.adapter import AppWorldErrors
+from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
 from baar_jax.envs.sandbox.adapter import Sandbox
-from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.prices import open_billing
@@ -19,12 +23,6 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 
-ERRORS = ScienceWorldErrors()
-IDS = [
-  f"{name}/{i}"
-  for name in ("find-plant", "power-component", "mix")
-  for i in range(1000)
-]
 TASK = Task("t", "test", "Do it.", 40)
 
 
@@ -33,67 +31,77 @@ def critical(position):
   return Oracle("focus on pot", position, critical=True, recovering=False)
 
 
-def tasks_of(tier):
-  """List the tasks of a tier: easy, hard or intractable."""
-  return [task_id for task_id in IDS if ERRORS.tier(task_id) == tier]
+class HandErrors(DifficultyErrors):
+  """Numbers for sums by hand."""
+
+  ABILITY = (0.5, 2.5)
+  ROUTINE = (0.2, 0.1)
+  WRONG = 0.4
+  GROWTH = 2.0
+  MOST = 3
+
+
+# The difficulty is 1 + (0.8 + 0.6) / sqrt(2) - 0.5 = 1.49, plus the model's own luck. "on" is too
+# short for a word.
+EFFECTS = {
+  "find-plant": 1.0,
+  "focus": 0.8,
+  "pot": 0.6,
+  "find-plant/3|2": -0.5,
+  "find-plant/3|2|0": 0.3,
+  "find-plant/3|2|1": -0.2,
+}
 
 
 @pytest.mark.parametrize(
-  "names, shares",
+  "model, past_errors, odds",
   [
-    ("find-plant lifespan-longest-lived", (0.56, 0.40, 0.04)),
-    ("power-component chemistry-mix-paint-secondary-color", (0.18, 0.67, 0.15)),
-    ("chemistry-mix-paint-tertiary-color test-conductivity", (0.10, 0.63, 0.27)),
+    (SMALL, 0, math.exp(1.49 + 0.3 - 0.5)),
+    (SMALL, 2, math.exp(1.49 + 0.3 - 0.5) * 4),
+    (LARGE, 0, math.exp(1.49 - 0.2 - 2.5)),
+    (LARGE, 3, math.exp(1.49 - 0.2 - 2.5) * 8),
+    (LARGE, 9, math.exp(1.49 - 0.2 - 2.5) * 8),
   ],
 )
-def test_tiers_follow_the_prior_of_the_task_s_type(names, shares):
-  for name in names.split():
-    tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
-    counts = [tiers.count(tier) / 4000 for tier in ("easy", "hard", "intractable")]
-    assert counts == pytest.approx(shares, abs=0.03)
+def test_error_odds_grow_with_difficulty_and_errors(
+  monkeypatch, model, past_errors, odds
+):
+  monkeypatch.setattr(base, "draw_effect", EFFECTS.__getitem__)
+  lapse = HandErrors().lapse(model, "find-plant/3", critical(2), past_errors)
+  assert lapse.rate == pytest.approx(odds / (1 + odds), abs=1e-3)
+  assert lapse.wrong == 0.4
 
 
+# After one error the odds of 1 to 4 are 2 to 4, and those of 1 to 9 are 2 to 9.
 @pytest.mark.parametrize(
-  "tier, small, large",
-  [("easy", 0.06, 0.04), ("hard", 0.12, 0.17), ("intractable", 0.12, 0.17)],
+  "model, past_errors, rate", [(0, 0, 0.2), (0, 1, 1 / 3), (1, 0, 0.1), (1, 1, 2 / 11)]
 )
-def test_routine_steps_and_recoveries_do_not_depend_on_knowledge(tier, small, large):
-  task_id = tasks_of(tier)[0]
+def test_routine_steps_and_recoveries_have_no_difficulty(model, past_errors, rate):
   routine = Oracle("look around", 3, False, False)
   recovery = Oracle("undo", 3, True, True)
-  for spoiled in (False, True):
-    lapses = []
-    for oracle, model in itertools.product((routine, recovery), (SMALL, LARGE)):
-      lapses.append(ERRORS.lapse(model, task_id, oracle, spoiled))
-    assert lapses[:2] == [Lapse(0.14, 0.0), Lapse(0.05, 0.0)]
-    assert lapses[2:] == [Lapse(small, 0.4), Lapse(large, 0.9)]
+  for oracle in (routine, recovery):
+    lapse = HandErrors().lapse(model, "t", oracle, past_errors)
+    assert lapse == Lapse(pytest.approx(rate), 0.0)
 
 
-# The shares are about sigmoid(1.6 (hardness - ability)), of -3.84 and -9.92, of 2.56 and
-# -3.52, and of 8.32 and 2.24. Hardness varies with a standard deviation of 0.5, so each share
-# is a little nearer to one half.
+def test_effects_are_standard_normal_and_differ_by_key():
+  effects = np.array([base.draw_effect(f"word {i}") for i in range(4000)])
+  # Four standard errors: 4 / sqrt(4000) and 4 / sqrt(2 * 4000).
+  assert effects.mean() == pytest.approx(0, abs=0.064)
+  assert effects.std() == pytest.approx(1, abs=0.045)
+  assert (np.abs(effects) < 1).mean() == pytest.approx(0.683, abs=0.03)
+
+
 @pytest.mark.parametrize(
-  "tier, small, large",
-  [("easy", 0.021, 0.0), ("hard", 0.928, 0.029), ("intractable", 1.0, 0.904)],
+  "errors, task_id, task_type",
+  [
+    (DifficultyErrors, "find-plant/3", "find-plant"),
+    (ALFWorldErrors, "train/pick_two-Mug-None-Desk-1/trial_T1", "pick_two"),
+    (AppWorldErrors, "d3a0000_1", "d3a0000"),
+  ],
 )
-def test_the_share_of_unknown_steps_depends_on_the_tier(tier, small, large):
-  steps = [(task_id, i) for task_id in tasks_of(tier)[:200] for i in range(20)]
-  for model, rate, share in ((SMALL, 0.98, small), (LARGE, 0.95, large)):
-    lapses = [ERRORS.lapse(model, task_id, critical(i), False) for task_id, i in steps]
-    assert sum(x.rate == rate for x in lapses) / len(steps) == pytest.approx(
-      share, abs=0.03
-    )
-
-
-def test_small_knows_no_more_than_large():
-  """A spoiled step is harder for LARGE, if it knows the step."""
-  for task_id in IDS:
-    small, large = (ERRORS.lapse(n, task_id, critical(2), False) for n in range(2))
-    knows = large.rate != 0.95
-    assert knows or small.rate == 0.98
-    later = ERRORS.lapse(LARGE, task_id, critical(2), True)
-    assert later == (Lapse(0.6, 0.9) if knows else large)
-    assert ERRORS.lapse(SMALL, task_id, critical(2), True) == small
+def test_each_environment_reads_the_type_of_a_task(errors, task_id, task_type):
+  assert re.search(errors.TYPE, task_id)[0] == task_type
 
 
 class Room(Env):
@@ -106,12 +114,11 @@ class Room(Env):
   mistake = staticmethod(lambda kind, key: f"{kind} {key}")
 
 
-def always(wrong, spoils=False):
-  """Start two models that always err, with fixed rates of wrong actions."""
-  errors = ScienceWorldErrors()
-  errors.lapse = lambda *args: Lapse(0.25 if args[-1] else 1.0, wrong, spoils)
-  errors.unknown_share = lambda *args: 0.25
-  return agents(errors)
+def always(rate=1.0, wrong=0.0):
+  """Make error rates that grow by a tenth with each error."""
+  errors = DifficultyErrors()
+  errors.lapse = lambda model, task, oracle, past: Lapse(rate + past / 10, wrong)
+  return errors
 
 
 def agents(errors, seed=0):
@@ -122,7 +129,7 @@ def agents(errors, seed=0):
 
 def test_replies_repeat_and_tokens_follow_from_the_text():
   messages = open_conversation(Room.system_prompt, TASK, "You see.")
-  pairs = [agents(ERRORS, seed) for seed in (0, 0, 1)]
+  pairs = [agents(DifficultyErrors(), seed) for seed in (0, 0, 1)]
   first, again, other = (
     [a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs
   )
@@ -189,18 +196,42 @@ def test_the_outlook_is_the_bill_in_the_sandbox():
   assert hits > 100
 
 
-def test_mistakes_and_spoiled_steps_enter_the_forecast():
-  replies = [agent.reply([], 7) for wrong in (1.0, 0.0) for agent in always(wrong)]
-  actions = [parse_action(reply.text) for reply in replies]
-  assert actions == ["wrong t|0|7", "wrong t|0|7", "lost t|0|7", "hasty t|0|7"]
-  small, large = always(wrong=0.0, spoils=True)
-  assert large.prospect([], 0) == (1.0, 0.75, 0.0)
-  small.reply([], 0)
-  # The agents of an episode share what was spoiled.
-  assert large.prospect([], 0).loss == 0.25
-  small, large = always(wrong=0.5)
+def actions_of(agent, steps):
+  """List an agent's actions at the steps of an episode."""
+  return [parse_action(agent.reply([], step).text) for step in steps]
+
+
+def test_each_model_draws_its_own_errors():
+  errors = always()
+  errors.lapse = lambda *args: Lapse(0.5, 0.5)
+  small, large = (actions_of(agent, range(400)) for agent in agents(errors))
+  assert actions_of(agents(errors)[SMALL], range(400)) == small
+  is_right = [[action == "focus on pot" for action in row] for row in (small, large)]
+  # Four standard errors of 400 draws: 0.1, and 0.087 for a share of a quarter.
+  assert np.mean(is_right) == pytest.approx(0.5, abs=0.1)
+  both = np.logical_and(*is_right)
+  assert both.mean() == pytest.approx(0.25, abs=0.087)
+  assert small[is_right[0].index(False)].split()[0] in ("wrong", "wasted")
+
+
+def test_errors_of_either_model_raise_the_next_rate():
+  small, large = agents(always(wrong=1.0))
+  assert small.prospect([], 0).loss == 1.0
+  assert actions_of(small, [0]) == ["wrong t|0|0|0"]
+  # The error at step 0 counts from step 1 on.
+  assert large.prospect([], 0).loss == 1.0
+  assert large.prospect([], 1).loss == 1.1
+  small.reply([], 1)
+  # LARGE acts in place of SMALL, without an error: SMALL's proposal does not count.
+  large._errors = always(rate=-1.0)
+  assert actions_of(large, [1]) == ["focus on pot"]
+  assert small.prospect([], 2).loss == 1.1
+
+
+def test_the_forecast_counts_wrong_actions_and_wasted_steps():
+  small, large = agents(always(wrong=0.5))
   # A wrong action, or one of 40 steps.
-  assert large.prospect([], 0).loss == 0.5 + 0.5 / 40
+  assert large.prospect([], 0) == (0.5 + 0.5 / 40, 0.0)
   messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
   prospects = [agent.prospect(messages, 30) for agent in (small, large)]
-  assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
+  assert prospects == [(0.55, pytest.approx(usd)) for usd in (4e-5, 2e-4)]

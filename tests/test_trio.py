@@ -82,9 +82,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
 
 def test_the_rates_of_the_intermediate_model_are_halfway():
   plain, tricky = (Oracle("", 0, critical, False) for critical in (False, True))
-  rates = [
-    SandboxErrors(3).lapse(1, "t", oracle, False).rate for oracle in (plain, tricky)
-  ]
+  rates = [SandboxErrors(3).lapse(1, "t", oracle).rate for oracle in (plain, tricky)]
   assert rates == pytest.approx([0.06, 0.45])
 
 

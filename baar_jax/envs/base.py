@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.engines import Engine
-from baar_jax.episode import SMALL, CacheRule, Task
+from baar_jax.episode import CacheRule, Task
 
 # Words of a result that tell of an error (our choice).
 ERROR_WORDS = re.compile(
@@ -57,19 +57,16 @@ class Lapse:
   Attributes:
     rate: probability of an error.
     wrong: probability that an error is a wrong action. Otherwise it wastes the step.
-    spoils: whether an error spoils the step: costlier models that try the same step of
-      the plan later in this episode then fail more often.
   """
 
   rate: float
   wrong: float
-  spoils: bool = False
 
 
 class Errors:
   """Base class of the error rates of an environment.
 
-  The rates of intermediate models are equally spaced between SMALL's and LARGE's (our
+  The numbers of intermediate models are equally spaced between SMALL's and LARGE's (our
   choice).
   """
 
@@ -88,121 +85,74 @@ class Errors:
     return (1 - skill) * ends[0] + skill * ends[1]
 
 
-class KnowledgeErrors(Errors):
-  """Error rates that depend on the critical steps that a model does not know.
+class DifficultyErrors(Errors):
+  """Error rates that depend on the difficulty of each critical step.
 
-  Each task has a hidden tier (easy, hard or intractable) and a hardness around the mean
-  of its tier. A model does not know a critical step with the probability
-  sigmoid(SLOPE * (hardness - ability)). All trials of a task share these draws. The
-  rates below apply to a user's environment; subclasses have those of the benchmarks.
+  The odds of an error at a critical step are exp(difficulty - ability). Each error of
+  the episode so far raises the odds, for all models. The numbers below apply to
+  ScienceWorld and to a user's environment.
 
   Attributes:
     ABILITY: ability of SMALL and LARGE.
-    SLOPE: slope of the sigmoid.
-    HARDNESS: mean hardness of the tasks of each tier.
-    SPREAD: standard deviation of a task's hardness.
-    DRAW: a text; together with the task's id, it seeds the random draw of the tier.
-    PRIORS: rows of a regular expression and the probabilities of the tiers easy, hard
-      and intractable. The first row whose expression is found in a task's id applies.
-    ROUTINE: error rates at a routine step.
-    KNOWN_EASY: error rates at a known critical step of an easy task.
-    KNOWN: error rates at a known critical step of any other task.
-    KNOWN_WRONG: share of wrong actions in errors at known critical steps.
-    UNKNOWN: error rates at an unknown step.
-    REPORTED: texts. If an action contains one of them, the environment reports the
-      action's failure at once.
-    REPORTED_UNKNOWN: error rates at an unknown step with such an action.
-    SPOILED: error rate of all models but SMALL at a known step that SMALL has spoiled.
-    DECISIVE_SHARE: share of decisive steps among the steps that SMALL does not know. At
-      a decisive step, SMALL's errors are mostly wrong actions. At the other steps, lost
-      steps, they mostly waste the step.
-    DECISIVE: share of wrong actions in SMALL's errors at decisive steps.
-    LOST: share of wrong actions in SMALL's errors at stalling steps.
-    LARGE_UNKNOWN_WRONG: share of wrong actions in errors at unknown steps, for all
-      models but SMALL.
+    ROUTINE: error rates at a routine step, or a step that undoes a mistake.
+    WRONG: share of wrong actions in errors at critical steps.
+    GROWTH: each earlier error of the episode multiplies the odds by this factor.
+    MOST: the number of earlier errors that count at most.
+    TYPE: a regular expression that finds the type of a task in the task's id.
   """
 
-  ABILITY = (0.0, 3.8)
-  SLOPE = 1.6
-  HARDNESS = {"easy": -2.4, "hard": 1.6, "intractable": 5.2}
-  SPREAD = 0.5
-  DRAW = "tier"
-  PRIORS: tuple[tuple[str, tuple[float, float, float]], ...] = (
-    ("", (0.30, 0.45, 0.25)),
-  )
-  ROUTINE = (0.14, 0.05)
-  KNOWN_EASY = (0.06, 0.04)
-  KNOWN = (0.12, 0.17)
-  KNOWN_WRONG = (0.4, 0.9)
-  UNKNOWN = REPORTED_UNKNOWN = (0.98, 0.95)
-  REPORTED: tuple[str, ...] = ()
-  SPOILED = 0.6
-  DECISIVE_SHARE = 0.5
-  DECISIVE = 0.8
-  LOST = 0.02
-  LARGE_UNKNOWN_WRONG = 0.6
+  ABILITY = (-0.5, 1.0)
+  ROUTINE = (0.14, 0.03)
+  WRONG = 0.5
+  GROWTH = 1.15
+  MOST = 6
+  TYPE = "[^/_]+"
 
-  def tier(self, task_id: str) -> str:
-    """Draw a task's hidden tier, with the task's id as the random seed."""
-    draw = random.Random(f"{task_id}|{self.DRAW}")
-    weights = next(row for pattern, row in self.PRIORS if re.search(pattern, task_id))
-    return draw.choices([*self.HARDNESS], weights)[0]
+  def difficulty(self, model: int, task_id: str, oracle: Oracle) -> float:
+    """Add up the effects of the type of task, the action's words, and luck.
 
-  def unknown_share(self, model: int, task_id: str) -> float:
-    """Compute the probability that a model does not know a critical step.
+    Each effect has the standard deviation 1. All trials of a task share its luck: one
+    part is the same for all models, the other is each model's own.
 
     Args:
       model: the model's index by price.
-      task_id: the task with the step.
+      task_id: the task of the episode.
+      oracle: the expert's next step.
     """
-    mean = self.HARDNESS[self.tier(task_id)]
-    hardness = random.Random(f"{task_id}|hardness").gauss(mean, self.SPREAD)
-    ability = self.between(self.ABILITY, model)
-    return 1.0 / (1.0 + math.exp(-self.SLOPE * (hardness - ability)))
+    words = {*re.findall("[a-z]{3,}", oracle.action.lower())}
+    luck = f"{task_id}|{oracle.position}"
+    return (
+      draw_effect(re.search(self.TYPE, task_id)[0])
+      + sum(map(draw_effect, sorted(words))) / math.sqrt(len(words) or 1)
+      + draw_effect(luck)
+      + draw_effect(f"{luck}|{model}")
+    )
 
-  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+  def lapse(
+    self, model: int, task_id: str, oracle: Oracle, past_errors: int = 0
+  ) -> Lapse:
     """Compute how a model may err at the expert's next step.
 
     Args:
       model: the model's index by price.
       task_id: the task of the episode.
       oracle: the expert's next step.
-      spoiled: whether an earlier error of this episode has spoiled the step.
+      past_errors: number of errors of this episode so far, of all models.
     """
-    if not oracle.critical:
-      return Lapse(self.between(self.ROUTINE, model), 0.0)
-    rates = self.KNOWN_EASY if self.tier(task_id) == "easy" else self.KNOWN
-    known_lapse = Lapse(
-      self.between(rates, model), self.between(self.KNOWN_WRONG, model)
-    )
-    if oracle.recovering:
-      return known_lapse
-    # The random number is the same for all models, and SMALL's share of unknown steps
-    # is the largest. So SMALL never knows a step that LARGE does not know.
-    step = f"{task_id}|{oracle.position}"
-    threshold = random.Random(f"{step}|unknown").random()
-    if threshold < self.unknown_share(model, task_id):
-      return self._unknown_lapse(model, step, oracle)
-    if model > SMALL and spoiled:
-      known_lapse.rate = self.SPOILED
-    return known_lapse
+    rate = self.between(self.ROUTINE, model)
+    odds = rate / (1 - rate)
+    wrong = 0.0
+    if oracle.critical and not oracle.recovering:
+      difficulty = self.difficulty(model, task_id, oracle)
+      odds = math.exp(difficulty - self.between(self.ABILITY, model))
+      wrong = self.WRONG
+    odds *= self.GROWTH ** min(past_errors, self.MOST)
+    return Lapse(odds / (1 + odds), wrong)
 
-  def _unknown_lapse(self, model: int, step: str, oracle: Oracle) -> Lapse:
-    """Compute how a model may err at a step that it does not know.
 
-    Args:
-      model: the model's index by price.
-      step: the task's id and the step's position in the plan, as a text. The text seeds
-        the random draw that decides for SMALL whether the step is decisive or lost; see
-        DECISIVE_SHARE.
-      oracle: the expert's next step.
-    """
-    is_reported = any(text in oracle.action for text in self.REPORTED)
-    rate = self.between(self.REPORTED_UNKNOWN if is_reported else self.UNKNOWN, model)
-    if model > SMALL:
-      return Lapse(rate, self.LARGE_UNKNOWN_WRONG)
-    decisive = random.Random(f"{step}|style").random() < self.DECISIVE_SHARE
-    return Lapse(rate, self.DECISIVE if decisive else self.LOST, spoils=not is_reported)
+def draw_effect(key: str) -> float:
+  """Draw from the standard normal distribution, with the key as the random seed."""
+  return random.Random(key).gauss(0.0, 1.0)
 
 
 class EnvDied(RuntimeError):
@@ -249,7 +199,7 @@ class Env:
   """
 
   Options: type = NoOptions
-  Errors: type = KnowledgeErrors
+  Errors: type = DifficultyErrors
   engine: Engine | None = None
   metric = "success"
   has_optimum = False
@@ -343,8 +293,7 @@ class Env:
 
     Args:
       kind: the kind of mistake. "wrong" acts on the wrong object; this may be fatal or
-        cost further steps. "lost" wastes the step in the way of a weak model, "hasty"
-        in the way of a strong model.
+        cost further steps. "wasted" wastes the step.
       key: the seed of the random draw. The same key gives the same action in the same
         state.
     """

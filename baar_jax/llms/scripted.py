@@ -6,7 +6,6 @@ replies is scripted. All error rates are our choice.
 """
 
 import dataclasses
-import math
 import os
 import random
 import re
@@ -32,23 +31,21 @@ class Prospect(NamedTuple):
   """A forecast of a model's next call, from the scripted models' error rates.
 
   Attributes:
-    loss: expected loss, as a share of the task's score. A wrong action, or an error
-      that spoils the step for later calls, counts as the loss of the whole score. A
-      wasted step counts as the loss of 1 / (remaining steps) of the score (our choice).
-    known_share: share of the task's critical steps that the model knows how to do.
+    loss: expected loss, as a share of the task's score. A wrong action counts as the
+      loss of the whole score. A wasted step counts as the loss of 1 / (remaining steps)
+      of the score (our choice).
     usd: cost of the call in dollars, without the reply.
   """
 
   loss: float
-  known_share: float
   usd: float
 
 
 class ScriptedPair:
   """The scripted models of a run.
 
-  A reply depends only on the task, the seed, the step, the environment's state, and the
-  steps of the plan that earlier errors have spoiled (see `Lapse.spoils`).
+  A reply depends only on the task, the seed, the step, the model, the environment's
+  state, and the number of errors so far.
   """
 
   def __init__(
@@ -76,9 +73,9 @@ class ScriptedPair:
   ) -> list["ScriptedAgent"]:
     """Start one scripted agent for each model in an episode."""
     account = Account(self._billing, reserve)
-    spoiled = {}
+    erred = {}
     return [
-      ScriptedAgent(model, account, self._errors, env, task, seed, spoiled)
+      ScriptedAgent(model, account, self._errors, env, task, seed, erred)
       for model in range(len(self.names))
     ]
 
@@ -191,8 +188,8 @@ class ScriptedAgent(Agent):
   """One scripted model during one episode.
 
   Attributes:
-    _spoiled: for each step, the position in the expert's plan that the step's error
-      spoiled, or None. All agents of an episode share this dict.
+    _erred: whether the model that acted erred, for each step. All agents of an episode
+      share this dict.
   """
 
   _model: int
@@ -201,21 +198,12 @@ class ScriptedAgent(Agent):
   _env: Env
   _task: Task
   _seed: int
-  _spoiled: dict[int, int | None]
+  _erred: dict[int, bool]
 
-  def _find_lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
-    """Look up the model's error rates at the current position of the expert's plan.
-
-    Args:
-      oracle: the expert's next action and its position.
-      step: index of the current step. Only errors of earlier steps count as spoiling;
-        by default, the errors of all steps count.
-    """
-    is_spoiled = any(
-      spoiling_step < step and position == oracle.position
-      for spoiling_step, position in self._spoiled.items()
-    )
-    return self._errors.lapse(self._model, self._task.id, oracle, is_spoiled)
+  def _find_lapse(self, oracle: Oracle, step: int) -> Lapse:
+    """Look up the model's error rates at a step, after the errors of earlier steps."""
+    past_errors = sum(erred for at, erred in self._erred.items() if at < step)
+    return self._errors.lapse(self._model, self._task.id, oracle, past_errors)
 
   def prospect(self, messages: Messages, step: int) -> Prospect:
     """Forecast the loss and the cost of the model's next call.
@@ -223,13 +211,10 @@ class ScriptedAgent(Agent):
     Only the privileged policy may use this forecast, because a router cannot see the
     error rates. The cost leaves out the reply, which is cheap.
     """
-    lapse = self._find_lapse(self._env.oracle())
-    loss = 1.0
-    if not lapse.spoils:
-      loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
-    known_share = 1 - self._errors.unknown_share(self._model, self._task.id)
+    lapse = self._find_lapse(self._env.oracle(), step)
+    loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
     usd = self._account.bill(self._model, messages, "", step).cost_usd
-    return Prospect(lapse.rate * loss, known_share, usd)
+    return Prospect(lapse.rate * loss, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""
@@ -237,37 +222,31 @@ class ScriptedAgent(Agent):
     return self._account.bound_usd(self._model, messages, text)
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    """Reply at a step, and record which position of the expert's plan it spoils."""
-    text, spoiled_position = self._compose(step)
+    """Reply at a step, and record whether the reply is an error."""
+    text, is_error = self._compose(step)
     reply = Reply(text, self._account.pay(self._model, messages, text, step))
-    # A rejected proposal of a cascade spoils nothing, because the reply of the model
-    # that acts overwrites the proposal's entry.
-    self._spoiled[step] = spoiled_position
+    # The error of a rejected proposal of a cascade does not count, because the reply of
+    # the model that acts overwrites the proposal's entry.
+    self._erred[step] = is_error
     return reply
 
-  def _compose(self, step: int) -> tuple[str, int | None]:
+  def _compose(self, step: int) -> tuple[str, bool]:
     """Write the reply at a step, with an error at the model's error rates.
 
     Returns:
-      The text of the reply, and the position of the plan that its action spoils (None
-      if none).
+      The text of the reply, and whether it is an error.
     """
     oracle = self._env.oracle()
     lapse = self._find_lapse(oracle, step)
-    key = f"{self._task.id}|{self._seed}|{step}"
-    # All models share the random numbers of a step, so that policies differ only by
-    # their choices.
+    # Each model has its own random numbers. All policies share them.
+    key = f"{self._task.id}|{self._seed}|{step}|{self._model}"
     draw = random.Random(key)
     action = oracle.action
-    spoiled_position = None
-    if draw.random() < lapse.rate:
-      kind = "hasty" if self._model > SMALL else "lost"
-      if draw.random() < lapse.wrong:
-        kind = "wrong"
+    is_error = draw.random() < lapse.rate
+    if is_error:
+      kind = "wrong" if draw.random() < lapse.wrong else "wasted"
       action = self._env.mistake(kind, key)
-      if lapse.spoils:
-        spoiled_position = oracle.position
-    return write_reply(THOUGHT, action, self._env.code_actions), spoiled_position
+    return write_reply(THOUGHT, action, self._env.code_actions), is_error
 
 
 @dataclasses.dataclass(eq=False)

@@ -311,7 +311,7 @@ def _outcomes(
   open_MxL = np.zeros((2, 3))
   jam_MxL = np.zeros((2, 3))
   for model, hardness in np.ndindex(2, 3):
-    lapse = errors.lapse(model, "", Oracle("", 0, hardness != PLAIN, False), False)
+    lapse = errors.lapse(model, "", Oracle("", 0, hardness != PLAIN, False))
     opens = (1 - lapse.rate) * (hardness != BROKEN)
     open_MxL[model, hardness] = opens
     jam_MxL[model, hardness] = 1 - opens - lapse.rate * lapse.wrong

@@ -312,7 +312,7 @@ class PrivilegedPolicy(Policy):
   The policy is privileged: it reads the scripted models' error rates of the next step,
   and no router can see them. A model's gain is
 
-      known_share * (SMALL's loss - loss) - mu * (dollars - SMALL's dollars)
+      SMALL's loss - loss - mu * (dollars - SMALL's dollars)
 
   for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
   """
@@ -327,8 +327,7 @@ class PrivilegedPolicy(Policy):
       best_gain = 0.0
       for model, agent in enumerate(context.agents[1:], 1):
         prospect = agent.prospect(context.messages, context.number)
-        gain = prospect.known_share * (small.loss - prospect.loss)
-        gain -= self.spec.mu * (prospect.usd - small.usd)
+        gain = small.loss - prospect.loss - self.spec.mu * (prospect.usd - small.usd)
         if gain > best_gain:
           best = model
           best_gain = gain

@@ -22,9 +22,9 @@ from baar_jax.envs.alfworld.expert import (
   read_goal,
 )
 from baar_jax.envs.base import (
+  DifficultyErrors,
   Env,
   EnvDied,
-  KnowledgeErrors,
   Oracle,
   check_size,
   interleave,
@@ -34,26 +34,15 @@ from baar_jax.envs.engines import Engine
 from baar_jax.episode import Task
 
 
-class ALFWorldErrors(KnowledgeErrors):
+class ALFWorldErrors(DifficultyErrors):
   """Error rates of scripted models in ALFWorld.
 
-  The probabilities of the tiers depend on the type of task. Error rates at routine
-  steps are high, because a real model has to search for objects.
+  Error rates at routine steps are high, because a real model has to search for objects.
   """
 
-  # This seed was chosen among "tier 0" to "tier 39": with it, the shares of tiers among
-  # 126 synthetic games are nearest to PRIORS.
-  DRAW = "tier 28"
-  ROUTINE = (0.55, 0.45)
-  UNKNOWN = (0.99, 0.97)
-  SPOILED = 0.97
-  PRIORS = (
-    ("pick_and_place_simple", (0.64, 0.24, 0.12)),
-    ("look_at_obj_in_light", (0.57, 0.23, 0.20)),
-    ("pick_clean", (0.41, 0.23, 0.36)),
-    ("pick_heat|pick_cool", (0.33, 0.22, 0.45)),
-    ("pick_two", (0.20, 0.16, 0.64)),
-  )
+  ABILITY = (-0.7, 0.6)
+  ROUTINE = (0.45, 0.45)
+  TYPE = r"(?<=/)\w+"
 
 
 # The benchmark's download has a directory of this name with a directory per split.

@@ -36,14 +36,6 @@ TREATMENTS = {
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine", "help")
 
-# The verbs of actions that waste a step, and the chance of each for a weak model (LOST)
-# and for a strong model (HASTY).
-WASTED = ("go", "examine", "open", "close", "inventory", "look", "nonsense")
-LOST = (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10)
-HASTY = (0.25, 0.15, 0.10, 0.10, 0.10, 0.10, 0.20)
-# A game understands none of these commands.
-NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
-
 
 class Goal(NamedTuple):
   """The goal of a game, as stated by its name.
@@ -250,14 +242,15 @@ def draw_mistake(
 ) -> str:
   """Draw a wrong command in place of the expert's.
 
-  At a routine step, a "wrong" mistake wastes the step as "lost" does.
+  At a routine step, a "wrong" mistake wastes the step. A wasted step goes to another
+  place, or tries to take an object from there, which has no effect, with equal chances.
 
   Args:
-    kind: "wrong", "lost" or "hasty"; see Env.mistake.
+    kind: "wrong" or "wasted"; see Env.mistake.
     key: the seed of the random draw.
     step: the expert's step.
     commands: the commands that are possible now.
-    object_type: the type of object in the goal; nonsense commands name it.
+    object_type: the type of object in the goal.
   """
   draw = random.Random(key)
   others = [command for command in commands if command != step.action]
@@ -268,9 +261,10 @@ def draw_mistake(
       command for command in acting if read_verb(command) == read_verb(step.action)
     ]
     choices = alike or acting
-  if not choices:
-    wasted = draw.choices(WASTED, HASTY if kind == "hasty" else LOST)[0]
-    choices = [command for command in others if read_verb(command) == wasted]
-  if not choices:
-    return draw.choice(NONSENSE).format(object_type)
-  return draw.choice(choices)
+  if choices:
+    return draw.choice(choices)
+  walk = draw.choice([name for name in others if read_verb(name) == "go"])
+  if draw.random() < 0.5:
+    return walk
+  place = walk.removeprefix("go to ")
+  return f"take {object_type} {draw.randint(1, 5)} from {place}"

@@ -14,31 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.appworld.expert import PlanStep, draw_mistake, make_plan
-from baar_jax.envs.base import Env, KnowledgeErrors, Oracle, check_size, spread
+from baar_jax.envs.base import DifficultyErrors, Env, Oracle, check_size, spread
 from baar_jax.envs.engines import Engine
 from baar_jax.episode import SPLITS, Task
 
 
-class AppWorldErrors(KnowledgeErrors):
+class AppWorldErrors(DifficultyErrors):
   """Error rates of scripted models in AppWorld.
 
-  The probabilities of the tiers depend on AppWorld's level of difficulty of a task,
-  from 1 to 3. Only the ids of synthetic tasks contain the level.
+  SMALL's error rate at routine steps is high, because a weak model has to read much
+  documentation.
   """
 
-  HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
-  KNOWN_EASY = (0.06, 0.04)
-  KNOWN = (0.10, 0.08)
-  KNOWN_WRONG = (0.4, 0.6)
-  DECISIVE_SHARE = 0.7
-  REPORTED = ("login(", "page_index")
-  REPORTED_UNKNOWN = (0.6, 0.5)
-  PRIORS = (
-    ("^d1", (0.58, 0.30, 0.12)),
-    ("^d2", (0.42, 0.32, 0.26)),
-    ("^d3", (0.28, 0.29, 0.43)),
-    ("", (0.42, 0.30, 0.28)),  # Downloaded tasks: their ids do not show the level.
-  )
+  ABILITY = (0.9, 1.35)
+  ROUTINE = (0.65, 0.10)
 
 
 OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.

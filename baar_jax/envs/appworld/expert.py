@@ -26,13 +26,15 @@ TEXTS = (
   "label",
   "tags",
 )
-# Code by which a weak model wastes a step, and the chance of each. The code prints long
-# documentation.
-WANDERINGS = {
-  "print(apis.api_docs.show_app_descriptions())": 0.2,
-  "print(apis.api_docs.show_api_descriptions(app_name='{app}'))": 0.5,
-  "print(apis.api_docs.show_api_doc(app_name='{app}', api_name='{api}'))": 0.3,
-}
+# Code that wastes a step, drawn evenly: it reads documentation, or calls an API without
+# a token, or with parameters that do not exist.
+WASTED = (
+  "print(apis.api_docs.show_app_descriptions())",
+  "print(apis.api_docs.show_api_descriptions(app_name='{app}'))",
+  "print(apis.api_docs.show_api_doc(app_name='{app}', api_name='{api}'))",
+  "print(apis.{app}.{api}())",
+  "print(apis.{app}.login(user='me', secret='x'))",
+)
 
 
 class PlanStep(NamedTuple):
@@ -135,31 +137,18 @@ def draw_mistake(step: PlanStep, kind: str, key: str) -> str:
 
   Args:
     step: the expert's step.
-    kind: "wrong", "lost" or "hasty"; see Env.mistake.
+    kind: "wrong" or "wasted"; see Env.mistake.
     key: the seed of the random draw.
   """
   draw = random.Random(key)
   code = ""
   if kind == "wrong":
     code = _act_wrongly(step, draw)
-  elif kind == "hasty":
-    code = _call_wrongly(step, draw)
   if code in ("", step.code):
-    # A mistake of the kind "lost" reads documentation. So does a mistake of another
-    # kind if nothing in the step can be changed.
+    # If nothing in the step can be done wrongly, the step is wasted.
     app, api = draw.choice(step.apis)
-    (text,) = draw.choices([*WANDERINGS], [*WANDERINGS.values()])
-    code = text.format(app=app, api=api)
+    code = draw.choice(WASTED).format(app=app, api=api)
   return code
-
-
-def _call_wrongly(step: PlanStep, draw: random.Random) -> str:
-  """Write a call that fails: it lacks its access token, or has a wrong parameter."""
-  apps = sorted({app for app, _ in step.apis} - {"supervisor", "api_docs"})
-  app = draw.choice(apps or ["venmo", "phone", "spotify"])
-  if draw.random() >= 0.5:
-    return f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"
-  return f"print(apis.{app}.show_account())"
 
 
 class Argument(NamedTuple):

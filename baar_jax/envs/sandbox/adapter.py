@@ -31,16 +31,19 @@ class SandboxErrors(Errors):
   PLAIN = (0.10, 0.05), (0.02, 0.05)
   CRITICAL = (0.80, 0.5), (0.10, 0.3)
 
-  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+  def lapse(
+    self, model: int, task_id: str, oracle: Oracle, past_errors: int = 0
+  ) -> Lapse:
     """Compute the chances that a model errs at a lock.
 
-    They depend only on the model and on whether the lock is plain.
+    They depend only on the model and on whether the lock is plain, so that the best
+    policy can be computed.
 
     Args:
       model: the model's index by price.
       task_id: not used.
       oracle: the expert's step; its `critical` is false only at a plain lock.
-      spoiled: not used.
+      past_errors: not used.
     """
     rates = self.CRITICAL if oracle.critical else self.PLAIN
     return Lapse(*(self.between(ends, model) for ends in zip(*rates)))

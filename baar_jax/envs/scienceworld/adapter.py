@@ -8,7 +8,6 @@ from pathlib import Path
 
 from baar_jax.envs.base import (
   Env,
-  KnowledgeErrors,
   Oracle,
   check_size,
   interleave,
@@ -18,23 +17,6 @@ from baar_jax.envs.base import (
 from baar_jax.envs.scienceworld.engine import Engine
 from baar_jax.envs.scienceworld.expert import Expert
 from baar_jax.episode import Task
-
-
-class ScienceWorldErrors(KnowledgeErrors):
-  """Error rates of scripted models in ScienceWorld.
-
-  The probabilities of the tiers depend on the type of task.
-  """
-
-  PRIORS = (
-    ("find-|lifespan-", (0.56, 0.40, 0.04)),
-    (
-      "power-component|use-thermometer|paint-secondary|identify-life",
-      (0.18, 0.67, 0.15),
-    ),
-    ("", (0.10, 0.63, 0.27)),
-  )
-
 
 # The engine solves most variations of these types of tasks in less than 40 steps.
 TASK_TYPES = (
@@ -104,7 +86,6 @@ class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION."""
 
   Options = Options
-  Errors = ScienceWorldErrors
   metric = "score"
   remembered = True
   scripted_options = {"short_tasks": True}

@@ -33,8 +33,7 @@ ROOMS = (
   "outside",
   "foundry",
 )
-# Actions that waste a step, and the chance of each for a weak model (LOST) and for a
-# strong model (HASTY). A weak model looks around a lot and reads long observations.
+# Actions that waste a step, drawn evenly.
 WASTED = (
   "look around",
   "inventory",
@@ -44,8 +43,6 @@ WASTED = (
   "go to",
   "nonsense",
 )
-LOST = (0.42, 0.06, 0.20, 0.08, 0.08, 0.10, 0.06)
-HASTY = (0.18, 0.12, 0.18, 0.12, 0.12, 0.14, 0.14)
 # If the engine does not understand a critical action of the plan, the expert replaces
 # the action, but at most this number of times.
 MAX_REPAIRS = 3
@@ -171,7 +168,7 @@ class Expert:
   def mistake(self, kind: str, key: str) -> str:
     """Draw a wrong action on the objects in sight; see Env.mistake.
 
-    If a "wrong" action is not possible at a step, the step is wasted as with "lost".
+    If a "wrong" action is not possible at a step, the step is wasted.
     """
     draw = random.Random(key)
     action = self.oracle().action
@@ -179,7 +176,7 @@ class Expert:
     objects = [name for name in names if name not in ("agent", "air")] or ["table"]
     wrong = _act_wrongly(action, objects, draw) if kind == "wrong" else None
     if wrong is None:
-      wrong = _waste_step(action, objects, draw, HASTY if kind == "hasty" else LOST)
+      wrong = _waste_step(action, objects, draw)
     # A mistake that equals the expert's action would do the expert's work by chance.
     return wrong if wrong != action else f"examine {draw.choice(objects)}"
 
@@ -214,19 +211,16 @@ def _act_wrongly(action: str, objects: list[str], draw: random.Random) -> str | 
   return f"{verb} {item} {preposition} {draw.choice(others)}"
 
 
-def _waste_step(
-  action: str, objects: list[str], draw: random.Random, weights: Sequence[float]
-) -> str:
+def _waste_step(action: str, objects: list[str], draw: random.Random) -> str:
   """Draw an action that wastes the step.
 
   Args:
     action: the expert's action.
     objects: the names of the objects in sight.
     draw: the random generator.
-    weights: the chance of each of WASTED.
   """
   verb = read_verb(action)
-  kind = draw.choices(WASTED, weights)[0]
+  kind = draw.choice(WASTED)
   item = draw.choice(objects)
   if kind in ("examine", "look at"):
     return f"{kind} {item}"

@@ -1,0 +1,97 @@
+"""Test the calibration: its figures by hand, and the scripted models against reality."""
+
+from contextlib import closing
+
+import pytest
+import tiny
+
+from baar_jax.config import EnvConfig
+from baar_jax.envs.base import load
+from baar_jax.episode import Step
+from baar_jax.run import Run
+from configs import quickstart
+from tools import calibrate
+from tools.make_tasks import make_tasks
+
+
+def episode(task_id, solved, results):
+  """Make an episode; a step's letter "x" is an error of the action before."""
+  played = tiny.episode(task_id, score=float(solved))
+  texts = ["error" if letter == "x" else "good" for letter in results]
+  played.steps = [Step(text, 0, f"go {i % 3}") for i, text in enumerate(texts)]
+  return played
+
+
+def test_failed_and_repeated_actions_are_counted_by_hand():
+  # The actions are go 0, 1, 2, 0 and 1.
+  failed, repeated = zip(*calibrate.list_flaws(episode("t", True, "x.x.x")))
+  assert failed == (False, True, False, True)
+  assert repeated == (False, False, False, True)
+
+
+# Half of the tasks of each type are solved. In the last row the first action of the others
+# fails.
+@pytest.mark.parametrize("results, area", [("....", 0.5), (".x..", 1.0)])
+def test_predictions_of_new_tasks_read_the_first_steps(results, area):
+  episodes = []
+  for i in range(40):
+    solved = i % 4 < 2
+    episodes.append(
+      episode(f"{'ab'[i % 2]}/{i}", solved, "...." if solved else results)
+    )
+  assert calibrate.predict(episodes, 1, "[^/]+") == pytest.approx(area, abs=0.15)
+
+
+# Figures of the paper, and of two versions of a 13B model in ALFWorld (KnowAgent). The scripts
+# may be away from the boundary policies by 0.05, and from the others by the last number.
+TARGETS = {
+  "scienceworld": (
+    {"small": 0.435, "large": 0.654},
+    {"first-large 0.2": 0.05, "first-large 0.4": 0.2, "first-large 0.6": 0.41},
+    0.2,
+  ),
+  "alfworld": (
+    {"small": 0.4, "large": 0.635},
+    {
+      "first-large 0.25": 0.4,
+      "first-large 0.5": 0.47,
+      "first-large 0.75": 0.62,
+      "weaker alone": 0.07,
+      "after 10": 0.16,
+      "without effect": 0.3,
+      "repeated": 0.13,
+      "AUC 0": 0.72,
+      "AUC 4": 0.81,
+      "AUC 6": 0.82,
+    },
+    0.2,
+  ),
+  "appworld": (
+    {"small": 0.53, "large": 0.667},
+    {"first-large 0.27": 0.47, "first-large 0.53": 0.87, "first-large 0.8": 0.91},
+    0.4,
+  ),
+}
+TASKS = {"scienceworld": 102, "alfworld": 72, "appworld": 40}
+
+
+@pytest.mark.calibration
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_scripts_resemble_real_models(kind, tmp_path):
+  sizes = TASKS[kind], 1, 1
+  config = quickstart.get_config()
+  config.runs = str(tmp_path)
+  config.env = EnvConfig(kind, *sizes, max_steps=30 if kind == "alfworld" else 40)
+  config.env.live_per_process = load(kind).episodes_per_process or 4
+  config.profile.trials = 2
+  engine = load(kind).engine
+  if engine:
+    engine.install()
+    make_tasks(engine, tmp_path / "data", sizes)
+    config.env.options = {"data": str(tmp_path / "data")}
+  with closing(Run(config)) as run:
+    figures = calibrate.measure(run)
+  boundaries, others, away = TARGETS[kind]
+  near = {name: pytest.approx(x, abs=0.05) for name, x in boundaries.items()}
+  near |= {name: pytest.approx(x, abs=away) for name, x in others.items()}
+  assert {name: figures[name] for name in near} == near
