@@ -14,7 +14,6 @@ import pytest
 import tiny
 import tokenizers
 from flax import nnx
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
 from baar_jax.episode import Episode, Task
@@ -52,23 +51,15 @@ SHAPE = Qwen2Config(340, 16, 48, 2, 2, 1, 8)
 
 @pytest.fixture(scope="session")
 def make_tokenizer():
-  """Return a function that trains a byte-level tokenizer of 340 tokens."""
+  """Return a function that trains a byte-level tokenizer of at most 340 tokens."""
 
-  def make(models: int = 2) -> tokenizers.Tokenizer:
+  def make(models: int = 2) -> tokenizers.ByteLevelBPETokenizer:
     """Train it with a decision token for each model."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
-    lines = Split("\n", "merged_with_next")
-    tokenizer.pre_tokenizer = Sequence([lines, as_bytes])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=340,
-      special_tokens=decision_tokens(models),
-      initial_alphabet=ByteLevel.alphabet(),
-      show_progress=False,
-      max_token_length=12,
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    decisions = decision_tokens(models)
+    tokenizer.train_from_iterator(
+      TEXTS, 340, min_frequency=1, show_progress=False, special_tokens=decisions
     )
-    tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
 
   return make

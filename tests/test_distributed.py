@@ -1,4 +1,4 @@
-"""Test that many devices and processes train the same router as one device."""
+"""Test that many devices and processes train the same text router as one device."""
 
 import json
 import shutil
@@ -13,9 +13,11 @@ import numpy as np
 from flax import nnx
 from program import finish, interrupt, rows, start, updates
 
-from baar_jax.config import Config
+from baar_jax.config import Config, RouterConfig
 from baar_jax.mesh import one_device
 from baar_jax.open import RouterFiles, load_router
+from baar_jax.router.view import View, read_tokenizer
+from baar_jax.router.weights import load_pretrained
 from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
@@ -103,3 +105,9 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch)
   assert rows(one, STORES[0]) == stores[0]
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, parameters(two), parameters(one))
+  # An exported router can be loaded as weights.
+  finish(start(one, *FLAGS, flag, "--stage=export"))
+  directory = one / "tiny" / "export" / "sft"
+  view = View(RouterConfig(weights=str(directory)), read_tokenizer(directory))
+  exported = nnx.to_pure_dict(nnx.state(load_pretrained(view)))
+  jax.tree.map(np.testing.assert_array_equal, exported, parameters(one)[0])

@@ -1,28 +1,20 @@
-"""Check the evaluation and the export of everything that learns, on the smallest run."""
+"""Check the evaluation of everything that learns, on the smallest run."""
 
-import contextlib
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 import tiny
-from flax import nnx
 
 from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
 from baar_jax.episode import SMALL
-from baar_jax.open import Loader, load_router
+from baar_jax.open import Loader
 from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
 from baar_jax.rollout.specs import FIRST_SEED, Job
-from baar_jax.router.view import View, read_tokenizer
-from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
-from tools import qwen2_checkpoint as hf
-
-BOPO = "bopo(lam=0.1,update=2,threshold=0.5)"
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +106,3 @@ def test_rivals_learn_from_as_many_episodes_as_bopo(run):
   for e in run.store.episodes(zero_shot_spec(run.config).key):
     assert all(step.usd("judge") > 0 and not step.router_cost_usd for step in e.steps)
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
-
-
-def test_a_text_router_is_trained_evaluated_and_exported(run, tmp_path):
-  """Its episodes of the profile and the references are those of the other run."""
-  with pytest.raises(ValueError, match="--config.router.weights"):
-    train.export(run)
-  config = tiny.config(tmp_path)
-  config.router.weights = str(hf.write(tmp_path, hf.SHAPES["grouped"], tokens=300))
-  stages = collect.profile, collect.references, train.bosft, train.bopo, evaluate.main
-  with contextlib.closing(Run(config)) as texts:
-    for stage in (*stages, train.export):
-      stage(texts)
-    steps = [step for e in texts.store.episodes(BOPO) for step in e.steps]
-    trained = load_router(texts.files(), "sft")
-    directory = texts.dir / "export" / "sft"
-  assert len(steps) > 9 and all(step.router_cost_usd > 0 for step in steps)
-  router = dataclasses.replace(config.router, weights=str(directory))
-  loaded = load_pretrained(View(router, read_tokenizer(directory)))
-  # The rows of the decisions' tokens are compared too.
-  jax.tree.map(
-    np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1]
-  )
