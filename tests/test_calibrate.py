@@ -66,11 +66,7 @@ TARGETS = {
     },
     0.2,
   ),
-  "appworld": (
-    {"small": 0.53, "large": 0.667},
-    {"first-large 0.27": 0.47, "first-large 0.53": 0.87, "first-large 0.8": 0.91},
-    0.4,
-  ),
+  "appworld": ({"small": 0.53, "large": 0.667}, {}, 0.0),
 }
 TASKS = {"scienceworld": 102, "alfworld": 72, "appworld": 40}
 

@@ -54,7 +54,9 @@ def test_each_purpose_has_seeds_of_its_own(run):
   shared = {0, 1, 1001, 1002, 1003}
   assert seeds["dev"] == shared | {2000}
   assert seeds["test"] == {3000}
-  assert seeds["train"] == shared | {10_000, 10_001, 10_002, 10_003}
+  # Vanilla RL rolls out a second batch if the first has equal rewards.
+  assert shared | {10_000, 10_001} <= seeds["train"]
+  assert seeds["train"] <= shared | {10_000, 10_001, 10_002, 10_003}
   # No purpose can have so many trials (1000) that it reaches the next one's first seed.
   assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 
