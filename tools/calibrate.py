@@ -101,7 +101,7 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
   """
   alive = [episode for episode in episodes if len(episode.steps) > step]
   types = [re.search(pattern, episode.task_id)[0] for episode in alive]
-  x_ExF = np.array([[kind == name for name in {*types}] for kind in types], float)
+  x_ExF = pandas.get_dummies(types).to_numpy(float)
   if step:
     flaws_ExSx2 = np.array([list_flaws(episode)[:step] for episode in alive])
     score_E = [episode.steps[step - 1].score or 0.0 for episode in alive]
@@ -112,8 +112,7 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
   guess_E = np.zeros(len(alive))
   for fold in range(FOLDS):
     fitted_E = fold_E != fold
-    target_E = solved_E[fitted_E] - solved_E[fitted_E].mean()
-    weight_F = np.linalg.lstsq(x_ExF[fitted_E], target_E)[0]
+    weight_F = np.linalg.lstsq(x_ExF[fitted_E], solved_E[fitted_E])[0]
     guess_E[~fitted_E] = x_ExF[~fitted_E] @ weight_F
   gap = guess_E[solved_E][:, None] - guess_E[~solved_E]
   return ((gap > 0) + 0.5 * (gap == 0)).mean()
