@@ -57,10 +57,9 @@ def get_config(setting: str = "") -> config.Config:
     # the 100 test tasks is one of the default run's.
     c.env.options["skip_test_variations"] = 25
     c.evaluate.call_budgets = (3, 5, 10, 15)
-  # Every router is evaluated with the same three rules: the more probable model acts,
-  # or LARGE acts at a share of 0.3 or 0.6 of the stored training decisions.
+  # Every router is evaluated with the same rules: the more probable model acts, or LARGE
+  # acts at one of these shares of the stored training decisions.
   c.evaluate.thresholds = ()
-  c.evaluate.shares = (0.3, 0.6)
+  c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
-  c.evaluate.budget_rules = True
   return c
