@@ -350,7 +350,7 @@ class Lockpick:
         if action := re.search(r"Action: (.*)", reply):
           self._env.step(action[1])
       oracle = self._env.oracle()
-      mistake = self._env.mistake("lost", "")
+      mistake = self._env.mistake("wasted", "")
     hard = oracle.critical and request["model"] != "large"
     basis = (request["model"], request["seed"], start, texts)
     draw = hashlib.sha256(repr(basis).encode()).digest()[0]
