@@ -57,8 +57,8 @@ def get_config(setting: str = "") -> config.Config:
     # the 100 test tasks is one of the default run's.
     c.env.options["skip_test_variations"] = 25
     c.evaluate.call_budgets = (3, 5, 10, 15)
-  # Every router is evaluated with the same rules: the more probable model acts, or LARGE
-  # acts at one of these shares of the stored training decisions.
+  # Every router is evaluated with the same rules: the more probable model acts, or
+  # LARGE acts at one of these shares of the stored training decisions.
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
