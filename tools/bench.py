@@ -9,7 +9,6 @@ The flags are those of main.py. No run is opened, and no model is called. Withou
 import copy
 import dataclasses
 import math
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -94,7 +93,7 @@ def show(command: tuple[Config, str]) -> None:
   config, _ = command
   main.validate(config)
   kind = jax.devices()[0].device_kind
-  print(f"{kind}, {os.cpu_count()} cores, jax {jax.__version__}")
+  print(f"{kind}, jax {jax.__version__}")
   for name, value in measure(config).items():
     print(f"{name:24}{value:>12,.4g}")
 

@@ -19,13 +19,11 @@ from baar_jax.config import Config
 from baar_jax.envs.base import ERROR_WORDS, load
 from baar_jax.episode import Episode
 from baar_jax.rivals.families import FAMILIES
-from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, Planned, cap_spec
+from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned, cap_spec, list_profile
 from baar_jax.rollout.rules import RulePolicy
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 
-FOLDS = 5
-LATE = 10  # steps
 # Shares of always-LARGE's calls for which the paper has a result of First-Large.
 SHARES = {
   "scienceworld": (0.2, 0.4, 0.6),
@@ -41,25 +39,24 @@ def build(spec: PolicySpec) -> RulePolicy:
 
 def measure(run: Run) -> dict[str, float]:
   """Play the boundary policies and First-Large; return the table's figures."""
-  trials = range(run.config.profile.trials)
-  jobs = [Job(task, "profile", i) for task in run.tasks("train") for i in trials]
+  boundaries = list_profile(run.config, run.tasks("train"))
 
-  def play(spec: PolicySpec) -> list[Episode]:
+  def play(planned: Planned) -> list[Episode]:
     """Return a policy's episodes, ordered by task and seed."""
-    return run.source.episodes(spec.key, Planned(spec, jobs), build)
+    return run.source.episodes(planned.spec.key, planned, build)
 
-  small = play(ALWAYS_SMALL)
-  large = play(ALWAYS_LARGE)
+  small, large = map(play, boundaries)
   figures = {"small": mean_score(small), "large": mean_score(large)}
   gap = figures["large"] - figures["small"]
   steps = np.mean([len(episode.steps) for episode in large])
   for share in SHARES[run.config.env.kind]:
-    capped = play(cap_spec(ALWAYS_LARGE, Cap(round(share * steps))))
+    spec = cap_spec(ALWAYS_LARGE, Cap(round(share * steps)))
+    capped = play(boundaries[0]._replace(spec=spec))
     figures[f"first-large {share}"] = (mean_score(capped) - figures["small"]) / gap
   figures["weaker alone"] = np.mean(
     [a.success > b.success for a, b in zip(small, large)]
   )
-  figures["after 10"] = np.mean([e.success for e in small if len(e.steps) > LATE])
+  figures["after 10"] = np.mean([e.success for e in small if len(e.steps) > 10])
   flaws = [flaw for episode in small for flaw in list_flaws(episode)]
   figures["without effect"], figures["repeated"] = np.mean(flaws, axis=0)
   for step in (0, 4, 6):
@@ -108,14 +105,14 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
     facts = (x_ExF, flaws_ExSx2.sum(axis=1), flaws_ExSx2[:, -1], score_E)
     x_ExF = np.column_stack(facts)
   solved_E = np.array([episode.success for episode in alive])
-  fold_E = np.unique([e.task_id for e in alive], return_inverse=True)[1] % FOLDS
+  fold_E = np.unique([e.task_id for e in alive], return_inverse=True)[1] % 5
   guess_E = np.zeros(len(alive))
-  for fold in range(FOLDS):
+  for fold in range(5):
     fitted_E = fold_E != fold
     weight_F = np.linalg.lstsq(x_ExF[fitted_E], solved_E[fitted_E])[0]
     guess_E[~fitted_E] = x_ExF[~fitted_E] @ weight_F
   gap = guess_E[solved_E][:, None] - guess_E[~solved_E]
-  return ((gap > 0) + 0.5 * (gap == 0)).mean()
+  return (1 + np.sign(gap).mean()) / 2
 
 
 def show(command: tuple[Config, str]) -> None:
@@ -123,7 +120,7 @@ def show(command: tuple[Config, str]) -> None:
   config, _ = command
   config.name += "-calibration"
   with contextlib.closing(Run(config)) as run:
-    print(pandas.Series(measure(run)).round(3).to_string())
+    print(pandas.Series(measure(run)))
 
 
 if __name__ == "__main__":
