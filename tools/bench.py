@@ -92,8 +92,7 @@ def show(command: tuple[Config, str]) -> None:
   """
   config, _ = command
   main.validate(config)
-  kind = jax.devices()[0].device_kind
-  print(f"{kind}, jax {jax.__version__}")
+  print(jax.devices()[0].device_kind)
   for name, value in measure(config).items():
     print(f"{name:24}{value:>12,.4g}")
 

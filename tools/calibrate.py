@@ -6,7 +6,6 @@ The flags are those of main.py. Each policy plays every training task
 --config.profile.trials times.
 """
 
-import contextlib
 import re
 from collections.abc import Sequence
 
@@ -109,7 +108,9 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
   guess_E = np.zeros(len(alive))
   for fold in range(5):
     fitted_E = fold_E != fold
-    weight_F = np.linalg.lstsq(x_ExF[fitted_E], solved_E[fitted_E])[0]
+    # Without its mean, or a fold of many successes would be guessed too low.
+    target_E = solved_E[fitted_E] - solved_E[fitted_E].mean()
+    weight_F = np.linalg.lstsq(x_ExF[fitted_E], target_E)[0]
     guess_E[~fitted_E] = x_ExF[~fitted_E] @ weight_F
   gap = guess_E[solved_E][:, None] - guess_E[~solved_E]
   return (1 + np.sign(gap).mean()) / 2
@@ -119,8 +120,9 @@ def show(command: tuple[Config, str]) -> None:
   """Print the figures of a configuration's environment."""
   config, _ = command
   config.name += "-calibration"
-  with contextlib.closing(Run(config)) as run:
-    print(pandas.Series(measure(run)))
+  run = Run(config)
+  print(pandas.Series(measure(run)))
+  run.close()
 
 
 if __name__ == "__main__":
