@@ -13,7 +13,7 @@ def get_config() -> config.Config:
     config.SamplePlan("samples", c.references.samples, all_tasks=True),
   )
   c.value = config.ValueConfig(
-    updates=20_000,
+    updates=5000,
     cost_weights=(0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0),
     heads=3,
     widths=(128, 128),
