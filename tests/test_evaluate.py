@@ -26,7 +26,7 @@ def run(tmp_path_factory):
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
   ablations = tuple(ABLATIONS)
   config.baselines = BaselinesConfig(rivals, ablations)
-  config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
+  config.evaluate.shares, config.evaluate.budget_rules = (0.3,), True
   run = Run(config)
   for stage in (train.baselines, evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):
@@ -99,7 +99,7 @@ def test_rivals_learn_from_as_many_episodes_as_bopo(run):
   first, *others = (run.store.keys(rollout_spec(name, 0.1, 1).key) for name in families)
   assert len(first) == 4  # of 2 tasks with 2 episodes each
   assert all(keys == first for keys in others)
-  episodes = run.store.episodes("cascade(update=1,share=0.5)")
+  episodes = run.store.episodes("cascade(update=1,share=0.3)")
   steps = [step for e in episodes for step in e.steps]
   assert {step.model for step in steps} == {SMALL, 1}
   for step in steps:

@@ -126,7 +126,7 @@ def test_entropy_is_a_mean_over_decisions_that_is_not_learnt(padding):
   logits = np.log(P)
   logits[1, 1] = padding
   old = np.zeros((2, 2))
-  batch = Batch(*[ACTION] * 4, old, MASK, f32([1, 2]), logits, decision_share=0.25)
+  batch = Batch(*[ACTION] * 2, old, MASK, f32([1, 2]), logits, decision_share=0.25)
 
   def step(logits):
     term = losses.bopo_loss(BoPOConfig(), logits, batch)["entropy"]
