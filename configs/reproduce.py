@@ -31,7 +31,8 @@ def get_config(setting: str = "") -> config.Config:
   c.name = f"reproduce-{setting}" if setting else "reproduce"
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.updates = 100
-  c.profile.robustness = (3,)
+  c.profile = config.ProfileConfig(robustness=(3, 10))
+  c.references.samples = config.ReferencesConfig().samples
   c.value.cost_weights = config.ValueConfig().cost_weights
   if setting != "alfworld":
     c.references.plans += (
@@ -51,11 +52,10 @@ def get_config(setting: str = "") -> config.Config:
   if setting == "paper-costs":
     c.models.prompt_cache = False
   if setting in ("", "paper-costs"):
-    c.env.dev_tasks = 24
     c.env.test_tasks = 100
     # No run of a published table and no trial has played the tasks after these. None of
     # the 100 test tasks is one of the default run's.
-    c.env.options["skip_test_variations"] = 25
+    c.env.options["skip_test_variations"] = 35
     c.evaluate.call_budgets = (3, 5, 10, 15)
   # Every router is evaluated with the same rules: the more probable model acts, or
   # LARGE acts at one of these shares of the stored training decisions.
