@@ -32,7 +32,11 @@ def get_config(setting: str = "") -> config.Config:
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.updates = 100
   c.profile = config.ProfileConfig(robustness=(3, 10))
-  c.references.samples = config.ReferencesConfig().samples
+  samples = c.references.samples = config.ReferencesConfig().samples
+  plans = c.references.plans
+  c.references.plans = tuple(
+    plan._replace(count=samples) if plan.kind == "samples" else plan for plan in plans
+  )
   c.value.cost_weights = config.ValueConfig().cost_weights
   if setting != "alfworld":
     c.references.plans += (

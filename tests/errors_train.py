@@ -19,6 +19,7 @@ from baar_jax.learn.checkpoint import Checkpoints, RouterFiles, check_metrics
 from baar_jax.paper import bopo, losses, references, rewards
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.stages import collect
 from baar_jax.store import Store
 
 
@@ -42,6 +43,12 @@ def load(tmp: Path, function: Callable, *arrays: np.ndarray) -> None:
     if arrays:
       np.savez(path, *arrays)
   function(RouterFiles(tmp, Config(), mesh=None))
+
+
+def lose_vocabulary(tmp: Path) -> None:
+  """A run has checkpoints, and its vocabulary was deleted."""
+  (tmp / "checkpoints").mkdir()
+  collect.update_vocabulary(SimpleNamespace(dir=tmp))
 
 
 def load_references(tmp: Path) -> None:
@@ -68,6 +75,7 @@ CASES = [
     "--stage=report",
   ),
   ("...lacks references of 1 hard tasks: run --stage=references", load_references),
+  ("TMP/vocabulary.npz is missing...restore it, or delete ...", lose_vocabulary),
   (
     "...no stored episodes...run --stage=references...",
     lambda tmp: next(draw_batches([], 4, seed=0)),

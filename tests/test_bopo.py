@@ -157,9 +157,6 @@ class TableRouter:
   def fill(self, batch):
     return batch
 
-  def count_steps(self, episodes):
-    return 1
-
   def loss(self, logits_NxA, batch):
     terms = losses.bopo_loss(self.config, logits_NxA[batch.state_BxS], batch).values()
     return sum(term.weight * term.share * term.values.mean for term in terms)

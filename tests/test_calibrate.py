@@ -42,31 +42,31 @@ def test_predictions_of_new_tasks_read_the_first_steps(results, area):
   assert calibrate.predict(episodes, 1, "[^/]+") == pytest.approx(area, abs=0.15)
 
 
-# Figures of the paper, and of two versions of a 13B model in ALFWorld (KnowAgent). The scripts
-# may be away from the boundary policies by 0.05, and from the others by the last number.
+# Figures of the paper, and of two versions of a 13B model in ALFWorld (KnowAgent), and how
+# far the scripts may be away. Where this is more than 0.15, the page says that they miss.
 TARGETS = {
-  "scienceworld": (
-    {"small": 0.435, "large": 0.654},
-    {"first-large 0.2": 0.05, "first-large 0.4": 0.2, "first-large 0.6": 0.41},
-    0.2,
-  ),
-  "alfworld": (
-    {"small": 0.4, "large": 0.635},
-    {
-      "first-large 0.25": 0.4,
-      "first-large 0.5": 0.47,
-      "first-large 0.75": 0.62,
-      "weaker alone": 0.07,
-      "after 10": 0.16,
-      "without effect": 0.3,
-      "repeated": 0.13,
-      "AUC 0": 0.72,
-      "AUC 4": 0.81,
-      "AUC 6": 0.82,
-    },
-    0.2,
-  ),
-  "appworld": ({"small": 0.53, "large": 0.667}, {}, 0.0),
+  "scienceworld": {
+    "small": (0.435, 0.05),
+    "large": (0.654, 0.05),
+    "first-large 0.2": (0.05, 0.2),
+    "first-large 0.4": (0.2, 0.2),
+    "first-large 0.6": (0.41, 0.15),
+  },
+  "alfworld": {
+    "small": (0.4, 0.05),
+    "large": (0.635, 0.05),
+    "first-large 0.25": (0.4, 0.15),
+    "first-large 0.5": (0.47, 0.22),
+    "first-large 0.75": (0.62, 0.1),
+    "weaker alone": (0.07, 0.04),
+    "after 10": (0.16, 0.2),
+    "without effect": (0.3, 0.05),
+    "repeated": (0.13, 0.16),
+    "AUC 0": (0.72, 0.05),
+    "AUC 4": (0.81, 0.13),
+    "AUC 6": (0.82, 0.15),
+  },
+  "appworld": {"small": (0.53, 0.05), "large": (0.667, 0.05)},
 }
 TASKS = {"scienceworld": 102, "alfworld": 72, "appworld": 40}
 
@@ -87,7 +87,5 @@ def test_the_scripts_resemble_real_models(kind, tmp_path):
     config.env.options = {"data": str(tmp_path / "data")}
   with closing(Run(config)) as run:
     figures = calibrate.measure(run)
-  boundaries, others, away = TARGETS[kind]
-  near = {name: pytest.approx(x, abs=0.05) for name, x in boundaries.items()}
-  near |= {name: pytest.approx(x, abs=away) for name, x in others.items()}
+  near = {name: pytest.approx(x, abs=far) for name, (x, far) in TARGETS[kind].items()}
   assert {name: figures[name] for name in near} == near

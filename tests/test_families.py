@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import BaselinesConfig, SamplePlan
-from baar_jax.rivals.families import FAMILIES, find_uncapped, list_specs, zero_shot_spec
+from baar_jax.rivals.families import (
+  FAMILIES,
+  find_uncapped,
+  list_specs,
+  list_trained,
+  zero_shot_spec,
+)
 from baar_jax.rollout.specs import Cap, PolicySpec
 
 
@@ -73,6 +79,17 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   for spec in list_specs(config):
     if spec.family in ("cache-sticky", "one-escalation", "stage-rule"):
       assert bool(find_uncapped(spec)) == bool(spec.cap)
+
+
+def test_other_training_seeds_train_no_rivals_of_one_seed(config):
+  config.train_seeds = 3
+  first, second = (list_trained(config, number) for number in (0, 1))
+  families = {spec.family for spec in second}
+  assert families == {"conditioned", "sft", "bopo", "vanilla"}
+  skipped = {spec.family for spec in first} - families
+  assert skipped == {"cascade", "single-turn", "vanilla-sft", "no-reference"}
+  assert {spec.seeds for spec in second} == {3}
+  assert {spec.seeds for spec in first if spec.family in skipped} == {None}
 
 
 def test_every_policy_is_played_under_caps_on_dollars(config):

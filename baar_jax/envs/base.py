@@ -122,7 +122,7 @@ class DifficultyErrors(Errors):
     words = {*re.findall("[a-z]{3,}", oracle.action.lower())}
     luck = f"{task_id}|{oracle.position}"
     return (
-      draw_effect(re.search(self.TYPE, task_id)[0])
+      draw_effect("".join(re.findall(self.TYPE, task_id)[:1]))
       + sum(map(draw_effect, sorted(words))) / math.sqrt(len(words) or 1)
       + draw_effect(luck)
       + draw_effect(f"{luck}|{model}")

@@ -302,7 +302,7 @@ def sort_by_length(sizes: Sequence[tuple[int, int]], size: int) -> list[list[int
 
 
 def draw_batches(
-  pool: Sequence[Episode], size: int, seed: int | str, newest_first: bool = False
+  pool: Sequence[Episode], size: int, seed: int | str
 ) -> Iterator[list[Episode]]:
   """Draw batches of episodes from a queue, without end.
 
@@ -313,8 +313,6 @@ def draw_batches(
     pool: the episodes to draw from.
     size: the number of episodes in a batch.
     seed: the seed of the draws.
-    newest_first: whether batches come from the end of the queue, the newest order. Then
-      an episode may repeat although a few others were not drawn.
 
   Raises:
     ValueError: the pool is empty, and the size is not 0.
@@ -324,9 +322,8 @@ def draw_batches(
       "there are no stored episodes to learn from: run --stage=references first"
     )
   draw = random.Random(seed)
-  end = -1 if newest_first else 0
   queue: list[Episode] = []
   while True:
     while len(queue) < size:
       queue += draw.sample(pool, len(pool))
-    yield [queue.pop(end) for _ in range(size)]
+    yield [queue.pop(0) for _ in range(size)]

@@ -12,7 +12,8 @@ From the paper it differs in these points, all of them our choice. An advantage'
 denominator has eps 0.1, and advantages are clipped, because a group of equal rewards
 would have an advantage of -1e8. The bonus of hard tasks is for successes only, as in
 the paper's table of rewards (Eq. 5 lacks the indicator). The KL is the exact sum over
-models. AdamW has a weight decay, and gradients are clipped.
+models. AdamW has a weight decay, its rate may decay by a cosine, and gradients are
+clipped. On a CPU the router is a small network on inputs of a step.
 
 Rollouts are asked of a `Source`, which plays the missing ones with the loop of
 `rollout/loop.py`. A policy is described by a `PolicySpec` (rollout/specs.py), and here

@@ -81,7 +81,8 @@ FOLDS = (
     "claims",
     ("claim", "verdict", "area_gain"),
     "A claim holds if the interval of the difference between the two areas is above 0, "
-    "and does not hold if it is below 0.",
+    "and does not hold if it is below 0. Rivals and ablations of one training seed add "
+    "no chance of training to it.",
   ),
   Fold(
     "What each part of BoPO is worth",

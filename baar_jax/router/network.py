@@ -24,6 +24,7 @@ from baar_jax.rollout.specs import Live
 from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe
 
 WIDTH = 64  # W, the width of both hidden layers
+MOST_ENCODED = 4096  # episodes whose inputs are kept, so that a pass reads each once
 
 # The weight and the bias of each layer.
 Layers = Sequence[tuple[jax.Array, jax.Array]]
@@ -89,7 +90,8 @@ class InputsEncoder:
     vocabulary: the statistics of stored episodes.
     answers: the number of answers between which the router decides.
     reads_proposals: whether the inputs describe the proposed action of the step.
-    encoded: the inputs of each episode that was encoded, by its key in the store.
+    encoded: the inputs of episodes that were encoded, by their keys in the store; at
+      most `MOST_ENCODED`.
   """
 
   vocabulary: Vocabulary
@@ -111,6 +113,8 @@ class InputsEncoder:
     """
     key = episode.policy, episode.task_id, episode.seed
     if key not in self.encoded:
+      if len(self.encoded) == MOST_ENCODED:
+        self.encoded.clear()
       self.encoded[key] = self._read_steps(task, episode.steps)
     return self.encoded[key]
 

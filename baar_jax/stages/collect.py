@@ -112,10 +112,7 @@ def references(run: Run) -> None:
   tasks = split_by_profile(learning, profiles)
   play_all(run, jobs.list_references(config, tasks))
   trajectories = load_references(run.store, config, profiles)
-  if run.is_main and not (run.dir / VOCABULARY).exists():
-    episodes = load_value_episodes(run.store, config)
-    train = {task.id: task for task in run.store.tasks("train")}
-    save_vocabulary(run.dir, learn_vocabulary(train, episodes))
+  update_vocabulary(run)
   # Wait until the main process has written the file.
   exchange(None)
   run.store.finish("references")
@@ -128,3 +125,24 @@ def references(run: Run) -> None:
   )
   trials = f"{fallback} without a successful sample take a trial of always-LARGE"
   run.print(f"references: {counts}; {trials}")
+
+
+def update_vocabulary(run: Run) -> None:
+  """Learn the vocabulary from the stored episodes, unless routers depend on it.
+
+  Routers are trained with one vocabulary. So it is learned again only before them, or
+  after their checkpoints were deleted.
+
+  Raises:
+    ValueError: there are checkpoints, and no vocabulary.
+  """
+  path = run.dir / VOCABULARY
+  checkpoints = run.dir / "checkpoints"
+  if checkpoints.exists():
+    if not path.exists():
+      problem = f"{path} is missing, and trained routers depend on it"
+      raise ValueError(f"{problem}: restore it, or delete {checkpoints} to train again")
+  elif run.is_main:
+    tasks = {task.id: task for task in run.store.tasks("train")}
+    episodes = load_value_episodes(run.store, run.config)
+    save_vocabulary(run.dir, learn_vocabulary(tasks, episodes))

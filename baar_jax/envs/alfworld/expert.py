@@ -263,7 +263,8 @@ def draw_mistake(
     choices = alike or acting
   if choices:
     return draw.choice(choices)
-  walk = draw.choice([name for name in others if read_verb(name) == "go"])
+  walks = [name for name in others if read_verb(name) == "go"]
+  walk = draw.choice(walks or ["go to nowhere"])
   if draw.random() < 0.5:
     return walk
   place = walk.removeprefix("go to ")
