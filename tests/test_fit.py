@@ -178,10 +178,11 @@ def test_policy_and_fit_see_equal_states_and_terms(tmp_path, monkeypatch):
   played = tiny.episode(models="SLS")
   vocabulary = learn_vocabulary({"t": TASK}, [played])
   config = ValueConfig(heads=2)
-  start = fit.prepare(config, vocabulary, {"t": TASK}, [played], 1.0, 2, 0)
+  scale, data = fit.prepare(vocabulary, {"t": TASK}, [played], 1.0)
+  drawn = fit.draw_start(config, scale, 2, 0)
   files = RouterFiles(tmp_path, Config(), mesh=None)
-  values = ValueFunction(start.heads, (1.0, 0.5), files.billing)
-  states = start.data.states
+  values = ValueFunction(drawn, (1.0, 0.5), files.billing)
+  states = data.states
   estimate = Mock(wraps=heads.estimate)
   monkeypatch.setattr(policy, "estimate", estimate)
   # A cap-blind policy has the terms of no cap.

@@ -85,7 +85,8 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
   files = RouterFiles(tmp_path, Config(), mesh=None)
   episodes = [episode("a", models="SLS")]
   vocabulary = learn_vocabulary(TASKS, episodes)
-  heads, _ = fit.prepare(files.config.value, vocabulary, TASKS, episodes, 1.0, 2, 0)
+  scale, _ = fit.prepare(vocabulary, TASKS, episodes, 1.0)
+  heads = fit.draw_start(files.config.value, scale, 2, 0)
   # Five heads read 26 facts, 48 of offers and 48 directions of words.
   assert heads.nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
   open.save_heads(files, heads)

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import shutil
-from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -241,7 +240,6 @@ def test_value_heads_are_fitted_once_and_never_from_bad_numbers(copied, monkeypa
   run = copied("referenced")
   path = run.dir / "checkpoints" / "value" / "value_heads.npz"
   with monkeypatch.context() as patch:
-    patch.setattr(fit, "prepare", Mock())
     patch.setattr(fit, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
     with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan;"):
       train.value(run)

@@ -99,42 +99,23 @@ def make_transitions(
   return Transitions(states, np.array(models), cost_N, gain_N, np.array(lasts))
 
 
-class Start(NamedTuple):
-  """Bundle what a fit starts from.
-
-  Attributes:
-    heads: random value heads, with the statistics of the episodes.
-    data: the transitions to learn from.
-  """
-
-  heads: Heads
-  data: Transitions
-
-
 def prepare(
-  config: ValueConfig,
   vocabulary: Vocabulary,
   tasks: Mapping[str, Task],
   episodes: Sequence[Episode],
   unit_usd: float,
-  models: int,
-  seed: int,
-) -> Start:
-  """Read the transitions, and draw random heads.
+) -> tuple[Scale, Transitions]:
+  """Measure the statistics of stored episodes, and read their transitions.
 
   Args:
-    config: the settings of the value heads.
     vocabulary: the statistics that facts, offers and words need.
     tasks: the training tasks by id.
     episodes: the stored episodes of these tasks to learn from.
     unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
-    models: the number of models.
-    seed: the seed of the random heads.
   """
   states = read_states(vocabulary, tasks, episodes)
   scale = measure_scale(vocabulary, states, episodes, unit_usd)
-  data = make_transitions(states, episodes, unit_usd)
-  return Start(draw_start(config, scale, models, seed), data)
+  return scale, make_transitions(states, episodes, unit_usd)
 
 
 def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:

@@ -136,11 +136,9 @@ class Encoder(Protocol):
   router/reader.py and `InputsEncoder` in router/network.py.
 
   Attributes:
-    answers: the number of answers between which the router decides, A.
     dtype: the dtype of the computation.
   """
 
-  answers: int
   dtype: str
 
   def build(self, seed: int) -> nnx.Module:

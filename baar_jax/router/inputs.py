@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -190,6 +190,21 @@ def learn_vocabulary(
   return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
 
 
+def track(
+  vocabulary: Vocabulary, task: Task, steps: Sequence[Step]
+) -> Iterator[tuple["Tracker", Step]]:
+  """Follow a stored episode.
+
+  Yields:
+    Before each decision: the tracker, after the newest observation, and the step.
+  """
+  tracker = Tracker(vocabulary, task)
+  for step in steps:
+    tracker.see(step.observation)
+    yield tracker, step
+    tracker.act(step)
+
+
 def read_states(
   vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Sequence[Episode]
 ) -> States:
@@ -203,12 +218,9 @@ def read_states(
   features = []
   progress = []
   for episode in episodes:
-    tracker = Tracker(vocabulary, tasks[episode.task_id])
-    for step in episode.steps:
-      tracker.see(step.observation)
+    for tracker, _ in track(vocabulary, tasks[episode.task_id], episode.steps):
       features.append(tracker.read())
       progress.append(tracker.progress)
-      tracker.act(step)
   return States(np.array(features), np.array(progress))
 
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from baar_jax.episode import SMALL, Episode, Step, Task
 from baar_jax.mesh import local_copy
 from baar_jax.rollout.specs import Live
-from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe
+from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe, track
 
 WIDTH = 64  # W, the width of both hidden layers
 MOST_ENCODED = 4096  # episodes whose inputs are kept, so that a pass reads each once
@@ -163,13 +163,8 @@ class InputsEncoder:
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
     """Compute the standardised inputs x_SxI of all decisions of an episode."""
-    tracker = Tracker(self.vocabulary, task)
-    rows = []
-    for step in steps:
-      tracker.see(step.observation)
-      rows.append(self.read(tracker, step))
-      tracker.act(step)
-    return np.stack(rows)
+    followed = track(self.vocabulary, task, steps)
+    return np.stack([self.read(tracker, step) for tracker, step in followed])
 
 
 class InputsReader:

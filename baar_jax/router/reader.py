@@ -54,14 +54,12 @@ class TextEncoder:
 
   Attributes:
     view: writes the texts.
-    answers: the number of decision tokens whose logits are computed.
     dtype: the dtype of the computation.
   """
 
   def __init__(self, view: View) -> None:
     """Encode by a view."""
     self.view = view
-    self.answers = len(view.logit_ids)
     self.dtype = view.config.dtype
 
   def build(self, seed: int) -> Qwen2:

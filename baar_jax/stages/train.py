@@ -88,13 +88,14 @@ def value(run: Run) -> None:
     return
   episodes = load_value_episodes(run.store, run.config)
   unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+  # All training seeds learn from the same transitions, so they are read once.
+  vocabulary = load_vocabulary(run.files())
+  scale, data = fit.prepare(vocabulary, tasks, episodes, unit_usd)
   for files in unfitted:
     seed = files.config.seed
-    vocabulary = load_vocabulary(files)
-    start = fit.prepare(config, vocabulary, tasks, episodes, unit_usd, models, seed)
-    heads = start.heads
+    heads = fit.draw_start(config, scale, models, seed)
     with run.progress("value", config.updates, 0, "update") as bar:
-      for done, fitted, loss in fit.fit_heads(heads, start.data, config, seed):
+      for done, fitted, loss in fit.fit_heads(heads, data, config, seed):
         run.log(**files.marks, stage="value", update=done, loss=loss)
         check_metrics("value", done, {"loss": loss})
         bar.update(done - bar.n)
