@@ -8,10 +8,11 @@ from pydantic.dataclasses import dataclass
 
 RECORDED = "recorded"  # The env.kind of a run whose episodes others have recorded.
 ZERO_SHOT = "zero-shot"  # The rival that asks its judge at every step.
-# BoPO's ablations by name: the field that switches off a part, and its value.
+# BoPO's ablations by name: the field that switches a part off or on, and its value.
 ABLATIONS = {
   "no-stratified": ("references.clone_large", True),
   "no-reference": ("bopo.reference_guided", False),
+  "with-reference": ("bopo.reference_guided", True),
   "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
 # Largest number of tokens that each router.view adds to a step's texts.

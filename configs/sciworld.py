@@ -65,5 +65,6 @@ def get_config(setting: str = "") -> config.Config:
     c.models = config.ModelsConfig(kind="chat", prompt_cache=False, **models)
     c.profile.robustness = (3, 10)
     c.bopo.lam = (0.3, 0.1, 0.5, 0.7, 0.9)
-    c.baselines = config.BaselinesConfig(RIVALS, tuple(config.ABLATIONS))
+    ablations = ("no-stratified", "no-reference", "no-hard-bonus")
+    c.baselines = config.BaselinesConfig(RIVALS, ablations)
   return c

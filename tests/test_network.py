@@ -85,9 +85,12 @@ def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
   np.testing.assert_allclose(x_SxI[:, 1], 0, atol=1e-6)
   expected = (logs[:3] - logs.mean()) / logs.std()
   np.testing.assert_allclose(x_SxI[:, 9], expected, rtol=1e-5)
-  # No cap, no cost weight; half of the steps, its root, and one LARGE call of 20.
-  expected = [1, np.log(21) / 3, 1, 1, 1, 1, 0.5, 0.5**0.5, 0.05]
+  # No cap, no cost weight; half of the steps, its root, and no LARGE call that counts.
+  expected = [1, np.log(21) / 3, 1, 1, 1, 1, 0.5, 0.5**0.5, 0]
   np.testing.assert_allclose(x_SxI[2, -9:], expected, rtol=1e-6)
+  # Nothing tells which models acted.
+  same = observe((1, 9), (0, 29), (1, 99))
+  np.testing.assert_array_equal(InputsEncoder(VOCABULARY, 2).encode(TASK, same), x_SxI)
   # A new network prefers no answer.
   logits = encoder.build(0)(jnp.asarray(x_SxI[None]))
   assert logits.shape == (1, 3, 2) and not logits.any()

@@ -190,18 +190,15 @@ def learn_vocabulary(
   return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
 
 
-def track(
-  vocabulary: Vocabulary, task: Task, steps: Sequence[Step]
-) -> Iterator[tuple["Tracker", Step]]:
-  """Follow a stored episode.
+def track(tracker: "Tracker", steps: Sequence[Step]) -> Iterator[Step]:
+  """Let a tracker follow a stored episode.
 
   Yields:
-    Before each decision: the tracker, after the newest observation, and the step.
+    The step of each decision, when the tracker has seen its observation.
   """
-  tracker = Tracker(vocabulary, task)
   for step in steps:
     tracker.see(step.observation)
-    yield tracker, step
+    yield step
     tracker.act(step)
 
 
@@ -218,7 +215,8 @@ def read_states(
   features = []
   progress = []
   for episode in episodes:
-    for tracker, _ in track(vocabulary, tasks[episode.task_id], episode.steps):
+    tracker = Tracker(vocabulary, tasks[episode.task_id])
+    for _ in track(tracker, episode.steps):
       features.append(tracker.read())
       progress.append(tracker.progress)
   return States(np.array(features), np.array(progress))
@@ -245,12 +243,22 @@ class Tracker:
     observation: the observation that waits for a decision; None after `act`.
   """
 
-  def __init__(self, vocabulary: Vocabulary, task: Task):
-    """Start before the first observation of a task."""
+  def __init__(
+    self, vocabulary: Vocabulary, task: Task, sees_models: bool = True
+  ) -> None:
+    """Start before the first observation of a task.
+
+    Args:
+      vocabulary: the statistics that facts, offers and words need.
+      task: the task.
+      sees_models: whether the facts tell which model acted; if not, every step counts
+        as one of SMALL.
+    """
     self.task = task
     self.steps: list[Step] = []
     self.observation: str | None = None
     self._vocabulary = vocabulary
+    self._sees_models = sees_models
     self._weight_of = weigh_words(vocabulary, task.description)
     self._index_of = {verb: n for n, verb in enumerate(vocabulary.rarities)}
     self._rarity_V = np.zeros(VERBS)
@@ -291,7 +299,7 @@ class Tracker:
     self._new_words = frozenset()
     if self.steps:
       step = self.steps[-1]
-      is_large = int(step.model != SMALL)
+      is_large = self._is_large(step)
       self._results[step.action, observation] += 1
       self._outcomes[int(is_new), is_large] += 1
       if self._kind is not None:
@@ -310,9 +318,10 @@ class Tracker:
     self.observation = None
     self._actions[step.action] += 1
     self._verbs[find_verb(step.action)] += 1
-    is_large = int(step.model != SMALL)
+    is_large = self._is_large(step)
     self._small_run = 0 if is_large else self._small_run + 1
-    self._large_calls += step.large_calls
+    if self._sees_models:
+      self._large_calls += step.large_calls
     self._gain = 0.0
     self._since_rise[is_large] += 1
     if step.score is not None:
@@ -338,7 +347,7 @@ class Tracker:
     """Compute the facts of the next decision, float32."""
     before, last = [NO_STEP, NO_STEP, *self.steps][-2:]
     seen = self._seen[self.observation]
-    is_large = last.model != SMALL
+    is_large = self._is_large(last)
     words = [self._words, self._first, self._new_words, self._covered]
     words += [find_words(last.action), find_words(before.action)]
     values = [
@@ -366,6 +375,10 @@ class Tracker:
     ]
     columns = [values, np.log1p(counts), np.log1p(waits) / 3]
     return np.concatenate(columns).astype(np.float32)
+
+  def _is_large(self, step: Step) -> int:
+    """Tell whether a step counts as one of LARGE, as 0 or 1."""
+    return int(self._sees_models and step.model != SMALL)
 
   def _overlap(self, words: Iterable[str]) -> float:
     """Add up the weights of the task's words among some words."""
@@ -467,13 +480,15 @@ class StateReader:
   changed, all of its steps are read again.
   """
 
-  def __init__(self, vocabulary: Vocabulary) -> None:
+  def __init__(self, vocabulary: Vocabulary, sees_models: bool = True) -> None:
     """Set up a reader without episodes.
 
     Args:
       vocabulary: the statistics of the training tasks and episodes.
+      sees_models: whether the states tell which model acted; see `Tracker`.
     """
     self._vocabulary = vocabulary
+    self._sees_models = sees_models
     self._trackers: dict[Hashable, Tracker] = {}
 
   def read(self, ready: Sequence[Live]) -> States:
@@ -491,7 +506,8 @@ class StateReader:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)
     if tracker is None or not tracker.follows(live):
-      tracker = self._trackers[live.key] = Tracker(self._vocabulary, live.task)
+      tracker = Tracker(self._vocabulary, live.task, self._sees_models)
+      self._trackers[live.key] = tracker
     for step in live.steps[len(tracker.steps) :]:
       tracker.act(step)
     tracker.see(live.observation)

@@ -4,6 +4,11 @@ On a CPU this network is the router in place of Qwen2 (our choice). It reads fac
 offers and words of the step, and the terms that the value heads read
 (router/inputs.py). A gradient step takes milliseconds.
 
+Unlike the value heads it is not told which model took the earlier steps. A reference
+of a hard task calls LARGE with one probability at every step, so its next model is best
+predicted by its last ones, and a router that sees them imitates itself: it calls the
+same model to the end. Nothing about the steps is learned from that.
+
 Axes: B episodes, S decisions of an episode, N decisions, R live episodes, D features, I
 inputs (features, terms, and a proposal in a cascade), W width of a layer, A answers.
 """
@@ -163,8 +168,8 @@ class InputsEncoder:
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
     """Compute the standardised inputs x_SxI of all decisions of an episode."""
-    followed = track(self.vocabulary, task, steps)
-    return np.stack([self.read(tracker, step) for tracker, step in followed])
+    tracker = Tracker(self.vocabulary, task, sees_models=False)
+    return np.stack([self.read(tracker, step) for step in track(tracker, steps)])
 
 
 class InputsReader:
@@ -173,7 +178,7 @@ class InputsReader:
   def __init__(self, encoder: InputsEncoder, model: PolicyNetwork, mesh: Mesh) -> None:
     """Copy the network's weights, so that training may go on."""
     self._encoder = encoder
-    self._states = StateReader(encoder.vocabulary)
+    self._states = StateReader(encoder.vocabulary, sees_models=False)
     graphdef, params = nnx.split(model)
     copied = nnx.merge(graphdef, local_copy(params, mesh, jnp.float32))
     self._layers = jax.tree.map(np.asarray, copied.layers)
