@@ -18,6 +18,7 @@ The :paper setting of each environment differs from the paper in these points:
 from baar_jax import config
 
 RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
+ABLATIONS = ("no-stratified", "no-reference", "no-hard-bonus")
 LLAMA = {
   "names": ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),
   # Many providers sell these two models, at different prices. These are the prices of
@@ -65,6 +66,5 @@ def get_config(setting: str = "") -> config.Config:
     c.models = config.ModelsConfig(kind="chat", prompt_cache=False, **models)
     c.profile.robustness = (3, 10)
     c.bopo.lam = (0.3, 0.1, 0.5, 0.7, 0.9)
-    ablations = ("no-stratified", "no-reference", "no-hard-bonus")
-    c.baselines = config.BaselinesConfig(RIVALS, ablations)
+    c.baselines = config.BaselinesConfig(RIVALS, ABLATIONS)
   return c

@@ -18,7 +18,6 @@ from report_store import (
   specs,
 )
 
-from baar_jax.config import ABLATIONS
 from baar_jax.report.compare import Results, label_policy
 from baar_jax.report.table import load_split
 from baar_jax.report.texts import claim, main_budgets
@@ -27,6 +26,7 @@ from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev, load_results
 from configs import reproduce
+from configs.sciworld import ABLATIONS
 
 CAPPED = BOPO.under(Cap(1)).key
 THREE = [
@@ -41,7 +41,7 @@ CHOSEN = "bopo(lam=2,K=2)"
 @pytest.fixture(scope="module")
 def every() -> Results:
   settings = config()
-  settings.baselines.ablations = tuple(ABLATIONS)
+  settings.baselines.ablations = ABLATIONS
   return figures(EVERY, settings)
 
 

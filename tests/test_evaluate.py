@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from baar_jax.config import ABLATIONS, SEEDS, BaselinesConfig
+from baar_jax.config import SEEDS, BaselinesConfig
 from baar_jax.episode import SMALL
 from baar_jax.open import Loader
 from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
@@ -15,6 +15,7 @@ from baar_jax.rollout.specs import FIRST_SEED, Job
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
+from configs.sciworld import ABLATIONS
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,7 @@ def run(tmp_path_factory):
   config.seed = 3
   config.value.updates, config.value.heads = 2, 2
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
-  ablations = tuple(ABLATIONS)
-  config.baselines = BaselinesConfig(rivals, ablations)
+  config.baselines = BaselinesConfig(rivals, ABLATIONS)
   config.evaluate.shares, config.evaluate.budget_rules = (0.3,), True
   run = Run(config)
   for stage in (train.baselines, evaluate.main):
@@ -54,9 +54,10 @@ def test_each_purpose_has_seeds_of_its_own(run):
   shared = {0, 1, 1001, 1002, 1003}
   assert seeds["dev"] == shared | {2000}
   assert seeds["test"] == {3000}
-  # Vanilla RL rolls out a second batch if the first has equal rewards.
-  assert shared | {10_000, 10_001} <= seeds["train"]
-  assert seeds["train"] <= shared | {10_000, 10_001, 10_002, 10_003}
+  # Vanilla RL rolls out two more batches at most if the first has equal rewards.
+  assert (
+    shared | {10_000, 10_001} <= seeds["train"] <= shared | {*range(10_000, 10_006)}
+  )
   # No purpose can have so many trials (1000) that it reaches the next one's first seed.
   assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 

@@ -11,16 +11,16 @@ import pytest
 from browser import open_phone
 from report_store import BOUNDARIES, EVERY, FEW, Played, config, figures
 
-from baar_jax.config import ABLATIONS
 from baar_jax.report import page, texts
 from baar_jax.report.compare import Results
+from configs.sciworld import ABLATIONS
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
   """Compute results of every family, with ablations."""
   settings = config()
-  settings.baselines.ablations = tuple(ABLATIONS)
+  settings.baselines.ablations = ABLATIONS
   return figures(EVERY, settings)
 
 
