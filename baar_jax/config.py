@@ -327,7 +327,7 @@ class BoPOConfig:
 
   Attributes:
     lam: Weights of the normalised cost in the reward. A router is trained for each of
-      them. Ablations are trained with the first.
+      them, and one of each ablation.
     r_hard: Additional reward of a success in a hard task (paper: 0.5).
     group_size: Number of episodes per task and update (paper: 8).
     advantage_eps: Number added to a group's standard deviation of rewards (our choice).

@@ -58,6 +58,7 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     "vanilla-sft(lam=0.3,update=2",
     "vanilla-sft(lam=0.1,update=2",
     "no-reference(lam=0.3,update=2",
+    "no-reference(lam=0.1,update=2",
   ):
     expected += [f"{router},threshold=0.5)", f"{router},threshold=0.25)"]
     if not router.startswith("no-"):

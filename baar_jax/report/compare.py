@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config
-from baar_jax.paper import rewards
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.table import METRICS, Evaluation
+from baar_jax.report.table import COMPARED_COLUMNS, METRICS, Evaluation
 from baar_jax.rivals.optimum import Exact, has_optimum
 from baar_jax.rollout.jobs import (
   BOPO,
@@ -128,6 +127,7 @@ class Choice(NamedTuple):
       the run has one, else BoPO.
     best: keys of the policies with the highest sum of SR and success, one per family
       and cap.
+    by_lam: the same of BoPO's smallest and largest `lam`; empty if it has one only.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
     typical: by family that also plays without a cap, the key of the policy on its hull
@@ -138,6 +138,7 @@ class Choice(NamedTuple):
   entries: list[PolicySpec]
   main: str
   best: list[str]
+  by_lam: list[str]
   vertices: dict[tuple[str, str], list[str]]
   typical: dict[str, str]
 
@@ -168,6 +169,8 @@ class Results:
     data: their test episodes.
     families: the table of all families, with their labels.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
+    boundary_usd: a row per training task, with the median dollars of always-SMALL
+      (small) and of always-LARGE (large).
     ledger: a row per part of the run's dollars; see `run_ledger`.
   """
 
@@ -176,6 +179,7 @@ class Results:
   data: Evaluation
   families: Mapping[str, Labelled]
   robustness: pd.DataFrame
+  boundary_usd: pd.DataFrame
   ledger: pd.DataFrame
 
   def label(self, name: str) -> str:
@@ -221,7 +225,7 @@ class Results:
   @functools.cached_property
   def claims(self) -> pd.DataFrame:
     """Return a row per claim of the paper whose families were evaluated, in SR."""
-    return judge_claims(self.data, self.choice)
+    return judge_claims(self)
 
   @functools.cached_property
   def hard_budget(self) -> pd.DataFrame:
@@ -264,8 +268,8 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """
   table = data.entries.drop(columns="trained")
   table = table.join(data.mean(["deciding_usd", "steps", "large_calls", "spent_usd"]))
-  for column, mean_PxB in data.resampled.items():
-    table = table.join(intervals(column, mean_PxB))
+  for column in COMPARED_COLUMNS:
+    table = table.join(intervals(column, data.resampled[column]))
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
@@ -331,60 +335,100 @@ def resample_area(
   return frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
 
 
-def judge_claims(data: Evaluation, choice: Choice) -> pd.DataFrame:
-  """Compare the areas of each claim's families.
+def judge_claims(results: Results) -> pd.DataFrame:
+  """Judge the claims of the paper whose policies were evaluated, in SR.
 
-  A claim holds if the interval of the difference is above 0, and does not hold if it is
-  below 0. Else it is not shown.
+  A claim holds if the interval of its gain is above 0, and does not hold if it is below
+  0. Else it is not shown. The gain is a difference of two areas in most claims, or of
+  SR / 100, or of two shares.
 
   Returns:
-    A row per claim whose families were evaluated.
+    A row per claim.
   """
-  rows = []
+  data = results.data
+  gains = {}
   for claim in CLAIMS:
-    better_B = resample_area(data, choice, claim.better, data.sr)
-    worse_B = resample_area(data, choice, claim.worse, data.sr)
-    if better_B is None or worse_B is None:
-      continue
-    gain = interval("area_gain", better_B - worse_B)
+    better_B = resample_area(data, results.choice, claim.better, data.sr)
+    worse_B = resample_area(data, results.choice, claim.worse, data.sr)
+    if better_B is not None and worse_B is not None:
+      gains[claim.text] = better_B - worse_B
+  gains |= compare_lams(data, results.choice.by_lam)
+  if policy := results.choice.typical.get(BOPO):
+    usd = {name: table.loc[policy] for name, table in data.resampled.items()}
+    hard_B = usd["hard_usd"] / usd["cost_usd"]
+    gains["BoPO moves dollars to hard tasks"] = hard_B - usd["hard"]
+  rows = []
+  for text, gain_B in gains.items():
+    gain = interval("gain", np.asarray(gain_B))
     verdict = "not shown"
-    if gain["area_gain_low"] > 0:
+    if gain["gain_low"] > 0:
       verdict = "holds"
-    elif gain["area_gain_high"] < 0:
+    elif gain["gain_high"] < 0:
       verdict = "does not hold"
-    rows.append({"claim": claim.text, "verdict": verdict} | gain)
+    rows.append({"claim": text, "verdict": verdict} | gain)
+  if len(results.boundary_usd):
+    share = (results.boundary_usd.small > results.boundary_usd.large).mean()
+    verdict = "holds" if share else "does not hold"
+    text = "SMALL costs more than LARGE on some training tasks"
+    rows.append({"claim": text, "verdict": verdict, "gain": share})
   return pd.DataFrame(rows)
+
+
+def compare_lams(data: Evaluation, by_lam: Sequence[str]) -> dict[str, pd.Series]:
+  """Compare BoPO's smallest and largest `lam` under the smallest and largest cap K.
+
+  Args:
+    data: the evaluation on test.
+    by_lam: see `Choice`.
+
+  Returns:
+    By claim, the difference of SR / 100 in each resample; empty without such policies.
+  """
+  entries = data.entries.loc[[*by_lam]].dropna(subset="call_budget").reset_index()
+  if entries.empty:
+    return {}
+  policies = entries.pivot(index="call_budget", columns="lam", values="policy")
+  sr_KxLxB = data.resampled[data.sr].loc[policies.to_numpy().ravel()].to_numpy()
+  sr_KxLxB = sr_KxLxB.reshape(*policies.shape, -1) / 100
+  gain_KxB = sr_KxLxB[:, 1] - sr_KxLxB[:, 0]
+  return {
+    "a large λ is better under the smallest cap": gain_KxB[0],
+    "a small λ is better under the largest cap": -gain_KxB[-1],
+  }
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
   """Return the figures of each family under each cap K.
 
   The boundary policies, which have no cap, are in the rows of every K. A row has the
-  figures of the family's best policy on dev under the cap. `gain_points` is the main
-  family's SR under the cap minus the row's SR, paired by task.
+  figures of the family's best policy on dev under the cap, or of the best of BoPO's
+  smallest or largest `lam`. `gain_points` is the main family's SR under the cap minus
+  the row's SR, paired by task.
 
   Args:
     data: the evaluation on test.
     table: the rows of `tabulate_policies`.
     choice: the policies that dev has chosen.
   """
+  by_lam = table.loc[choice.by_lam]
+  by_lam = by_lam.assign(family=[f"BoPO, λ {lam:g}" for lam in by_lam.lam])
   table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
+  table = pd.concat([table, by_lam]).rename_axis("policy").reset_index()
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
-    group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
-    sr_PxB = data.resampled[data.sr].loc[group.index]
+    group = table[table.call_budget.eq(K) | table.policy.isin(BOUNDARY_KEYS)]
+    sr_PxB = data.resampled[data.sr].loc[group.policy].set_axis(group.index)
     is_main = group.family == choice.main
     # If the main family has no policy under this cap, the mean is NaN, so every gain is
     # NaN too.
     gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
     groups.append(group.assign(K=int(K)).join(intervals("gain_points", gain_PxB)))
-  return pd.concat(groups).rename_axis("policy").reset_index()
+  return pd.concat(groups, ignore_index=True)
 
 
 def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   """Compute how each family's dollars are divided among the difficulties of tasks.
 
-  The difficulty of a test task follows from the test episodes of the boundary policies.
   The row "task mix" has the shares of the numbers of tasks, for comparison.
 
   Args:
@@ -395,9 +439,7 @@ def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.Data
     A row per family with shares in [0, 1]; NaN if the family's episodes have cost
       nothing.
   """
-  successes = data.episodes.groupby(["task_id", "policy"]).success.agg(list)
-  trials = successes.unstack()[[*BOUNDARY_KEYS]]
-  difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
+  difficulty = data.episodes.groupby("task_id").difficulty.first()
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
   sums = pd.concat([tasks, cost_usd]).T.groupby(difficulty).sum().T

@@ -15,7 +15,7 @@ from baar_jax.envs.base import load
 from baar_jax.report import texts
 from baar_jax.report.compare import Results
 from baar_jax.report.table import METRICS
-from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.jobs import BOPO, BOUNDARY_KEYS, RANDOM, VANILLA
 
 MUTED = "#5f6875"
 # Matplotlib's markers of the families' lines, by order of appearance.
@@ -58,12 +58,14 @@ class Fold(NamedTuple):
     table: the name of the table in `Results`.
     columns: the columns to show.
     note: the explanation below the table.
+    figure: the name of the figure above the table; "" has none.
   """
 
   title: str
   table: str
   columns: tuple[str, ...]
   note: str
+  figure: str = ""
 
 
 AREA_COLUMNS = ("metric", "family", "vertices", "area", "area_gain")
@@ -79,23 +81,27 @@ FOLDS = (
   Fold(
     "Claims of the paper",
     "claims",
-    ("claim", "verdict", "area_gain"),
-    "A claim holds if the interval of the difference between the two areas is above 0, "
-    "and does not hold if it is below 0. Rivals and ablations of one training seed add "
-    "no chance of training to it.",
+    ("claim", "verdict", "gain"),
+    "A claim holds if the interval of its gain is above 0, and does not hold if it is "
+    "below 0. The gain is the difference of two areas; under caps of SR / 100; for "
+    "dollars the share spent on hard tasks minus the share of these tasks. Rivals and "
+    "ablations of one training seed add no chance of training to it. The figure has a "
+    "point per training task, red where SMALL costs more.",
+    "boundary_usd",
   ),
   Fold(
     "What each part of BoPO is worth",
     "ablations",
     AREA_COLUMNS,
-    "Each row is BoPO without one part, or BoSFT. Here a gain is the area of BoPO at "
-    "the same λ minus the row's area.",
+    "Each row is BoPO with one part changed, or BoSFT. Here a gain is BoPO's area "
+    "without caps minus the row's area.",
   ),
   Fold(
     "Hard budgets: at most K LARGE calls",
     "hard_budget",
     ("K", "family", *METRICS, "use_share", "gain_points"),
-    "A row is the family's best policy on dev. The use share is the mean number of "
+    "A row is the family's best policy on dev, or the best of BoPO's smallest or "
+    "largest λ. The use share is the mean number of "
     "LARGE calls divided by K. A gain is the main family's SR minus the row's.",
   ),
   Fold(
@@ -106,6 +112,7 @@ FOLDS = (
     "boundaries' costs. The task mix has the shares of the tasks. In the paper BoPO "
     "spends 21.8, 52.2 and 26.0 % on easy, hard and intractable tasks, and 25.8 % of "
     "the tasks are intractable.",
+    "difficulty",
   ),
   Fold(
     "Difficulty by other trials",
@@ -149,7 +156,7 @@ FOLDS = (
 
 
 def write(results: Results, directory: Path) -> Path:
-  """Write index.html, the frontiers as PNG files, and results.json.
+  """Write index.html, its figures as PNG files, and results.json.
 
   Args:
     results: the results to write.
@@ -160,12 +167,15 @@ def write(results: Results, directory: Path) -> Path:
   """
   directory.mkdir(parents=True, exist_ok=True)
   figures = {}
-  for metric in results.metrics:
-    file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
-    with matplotlib.rc_context(STYLE):
-      draw_frontier(results, metric).savefig(file, dpi=144)
-    data = base64.b64encode(file.read_bytes()).decode()
-    figures[metric] = f"data:image/png;base64,{data}"
+  with matplotlib.rc_context(STYLE):
+    for metric in results.metrics:
+      file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
+      figures[metric] = save(draw_frontier(results, metric), file)
+    figures["difficulty"] = save(draw_difficulty(results), directory / "difficulty.png")
+    if len(results.boundary_usd):
+      figures["boundary_usd"] = save(
+        draw_boundary_usd(results), directory / "boundary_usd.png"
+      )
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
@@ -184,6 +194,12 @@ def write(results: Results, directory: Path) -> Path:
     encoding="utf-8",
   )
   return page
+
+
+def save(figure: Figure, file: Path) -> str:
+  """Write a figure to a PNG file, and return it as a data URL for the page."""
+  figure.savefig(file, dpi=144)
+  return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def has_synthetic_games(config: EnvConfig) -> bool:
@@ -247,4 +263,39 @@ def draw_frontier(results: Results, metric: str) -> Figure:
       axes.hlines(p[metric], p.cost_usd_low, p.cost_usd_high, **faint)
       axes.vlines(p.cost_usd, p[f"{metric}_low"], p[f"{metric}_high"], **faint)
   figure.legend(loc="outside upper center", ncols=2)
+  return figure
+
+
+def draw_boundary_usd(results: Results) -> Figure:
+  """Draw always-LARGE's median dollars against always-SMALL's, a point per task.
+
+  Tasks on which SMALL costs more are red (paper: cost inversions).
+  """
+  small, large = results.boundary_usd.to_numpy().T
+  figure = Figure(figsize=(4.2, 4.0), layout="constrained")
+  axes = figure.subplots()
+  axes.set(xscale="log", yscale="log")
+  axes.set(xlabel="always-SMALL, $ per task", ylabel="always-LARGE, $ per task")
+  axes.scatter(small, large, s=9, c=np.where(small > large, "red", "C0"))
+  ends = [min(small.min(), large.min()), max(small.max(), large.max())]
+  axes.plot(ends, ends, "--", color=MUTED)
+  return figure
+
+
+def draw_difficulty(results: Results) -> Figure:
+  """Draw each family's shares of dollars by difficulty, beside the mix of tasks.
+
+  Its families are a random mix, vanilla RL, BoPO and the main one. Each is represented
+  by the policy nearest to the middle of the boundaries' dollars, so they spend about
+  the same.
+  """
+  shares = results.by_difficulty.set_index("family")
+  shown = ("task mix", RANDOM, VANILLA, BOPO, results.choice.main)
+  shares = shares.loc[[family for family in dict.fromkeys(shown) if family in shares.T]]
+  figure = Figure(figsize=(5.6, 3.2), layout="constrained")
+  axes = figure.subplots()
+  axes.set(ylabel="share of the dollars")
+  shares.rename(index=results.label).T.rename(lambda name: name[:-6]).plot.bar(
+    ax=axes, rot=0
+  )
   return figure

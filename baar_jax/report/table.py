@@ -10,8 +10,9 @@ from baar_jax.config import Config
 from baar_jax.envs.base import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.ledger import Spent
+from baar_jax.paper import rewards
 from baar_jax.report import frontier
-from baar_jax.rollout.jobs import label_family
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, label_family
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
 
@@ -19,6 +20,7 @@ RESAMPLES = 1000  # Number of resamples of the tasks per interval.
 # The metrics of the report, with their names for readers.
 METRICS = {"score_percent": "mean score", "success_percent": "success rate"}
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
+RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
 # The parts of a run's dollars, with the column of the store that has them.
@@ -38,10 +40,12 @@ class Evaluation:
 
   Attributes:
     entries: a row per policy, by its key, in the report's order, with its family, its
-      caps (NaN without a cap), and whether it has a router for each training seed.
+      `lam` and its caps (NaN without), and whether it has a router for each training
+      seed.
     episodes: a row per policy, task and seed, with the columns of `Store.table`,
-      `deciding_usd` (dollars of the router and the judge) and `training_seed` (its
-      number, from 0).
+      `deciding_usd` (dollars of the router and the judge), `training_seed` (its number,
+      from 0), `difficulty` (of the task, by the boundaries' episodes on this split),
+      `hard` (whether it is "hard") and `hard_usd` (the dollars if so, else 0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and seed that are left out, because a policy
       has no episode of them.
@@ -80,14 +84,14 @@ class Evaluation:
     """Compute the mean dollars and METRICS of each policy in each resample.
 
     Returns:
-      For each of COMPARED_COLUMNS a table with a row per policy and a column per
+      For each of RESAMPLED_COLUMNS a table with a row per policy and a column per
         resample. Column 0 has the means of the unchanged data.
     """
     tasks = len(self.tasks)
     seeds = self.episodes.training_seed.nunique()
     draws = frontier.draw(tasks, seeds, RESAMPLES)
     means = {}
-    for column in COMPARED_COLUMNS:
+    for column in RESAMPLED_COLUMNS:
       value_PxNxR = self._by_seed(column).to_numpy().reshape(-1, tasks, seeds)
       mean_PxB = frontier.means(value_PxNxR, self.entries.trained.to_numpy(), draws)
       means[column] = pd.DataFrame(mean_PxB, self.entries.index)
@@ -147,12 +151,13 @@ def load_split(
       )
     entries[spec.key] = {
       "family": spec.family,
+      "lam": spec.lam,
       "call_budget": spec.cap.calls,
       "usd_budget": spec.cap.usd,
       "trained": spec.seeds is not None,
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
-  frame = frame.astype(dict.fromkeys(BUDGETS, float))
+  frame = frame.astype(dict.fromkeys(("lam", *BUDGETS), float))
   episodes = store.table([*frame.index]).set_index(["task_id", "seed"], drop=False)
   counts = episodes.index.value_counts().reindex(keys, fill_value=0)
   complete = keys[counts.to_numpy() == len(frame)]
@@ -163,6 +168,12 @@ def load_split(
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
+  successes = episodes.groupby(["task_id", "policy"]).success.agg(list)
+  trials = successes.unstack()[[*BOUNDARY_KEYS]]
+  difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
+  episodes["difficulty"] = episodes.task_id.map(difficulty)
+  episodes["hard"] = episodes.difficulty == "hard"
+  episodes["hard_usd"] = episodes.cost_usd * episodes.hard
   trials = episodes.seed - seed_of(split, 0)
   # The stage evaluate shares out the evaluation seeds among the training seeds in turn.
   episodes["training_seed"] = trials % config.train_seeds

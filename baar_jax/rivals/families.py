@@ -279,8 +279,9 @@ def _list_learnt(config: Config, name: str) -> Iterator[Points]:
 def _list_ablation(config: Config, name: str) -> Iterator[Points]:
   """Yield the policies of an ablation; none unless the configuration names it."""
   if name in config.baselines.ablations:
-    router = trained_spec(config, name, config.bopo.updates, config.bopo.lam[0])
-    yield Points(_with_thresholds(config, router))
+    for lam in config.bopo.lam:
+      router = trained_spec(config, name, config.bopo.updates, lam)
+      yield Points(_with_thresholds(config, router))
 
 
 def _list_conditioned(config: Config, name: str) -> Iterator[Points]:
@@ -486,6 +487,6 @@ FAMILIES = {
   "no-reference": _ablation("no-reference", "no reference advantage"),
   "with-reference": _ablation("with-reference", "reference advantage"),
   "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus"),
-  # This row is for plots: BoPO's points at the one cost weight that all ablations have.
+  # This row is for tables: BoPO's points without a cap, as ablations have them.
   jobs.COMPARED: Family("BoPO at the same λ"),
 }

@@ -14,7 +14,7 @@ BOPO = "bopo"
 VANILLA = "vanilla"
 RANDOM = "random"
 ALWAYS = "always"  # The family of policies with one intermediate model at all steps.
-# In reports, BoPO's points at the one cost weight that all ablations have.
+# In reports, BoPO's points without a cap, which the ablations are compared with.
 COMPARED = "compared"
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")

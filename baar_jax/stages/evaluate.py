@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.llms.ledger import read_spent
 from baar_jax.open import Loader, check_trained, load_profiles
-from baar_jax.paper.references import measure_robustness
+from baar_jax.paper.references import Profile, measure_robustness
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
@@ -105,7 +105,8 @@ def choose_on_dev(
   - the boundary policies,
   - each family's policies on its upper hull, by each of METRICS,
   - each family's policy with the highest sum of SR and success under each cap (our
-    choice),
+    choice), and BoPO's with the smallest and the largest `lam` (paper: two rows of its
+    main table),
   - a typical policy of each family (see `Choice`).
 
   Of equal policies the cheapest is chosen, and of equally cheap ones the first.
@@ -139,9 +140,17 @@ def choose_on_dev(
   capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
   capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  chosen = {*typical.values(), *best}.union(*vertices.values())
+  of_bopo = capped[capped.family == BOPO]
+  of_bopo = of_bopo[of_bopo.lam.isin(find_outer(config.bopo.lam))]
+  by_lam = of_bopo.groupby(["lam", *BUDGETS], dropna=False).merit.idxmax()
+  chosen = {*typical.values(), *best, *by_lam}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
-  return Choice(mean, listed, main, [*best], vertices, typical)
+  return Choice(mean, listed, main, [*best], [*by_lam], vertices, typical)
+
+
+def find_outer(lams: Sequence[float]) -> list[float]:
+  """Return the smallest and the largest of several cost weights; none of one."""
+  return [min(lams), max(lams)] if len(lams) > 1 else []
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
@@ -157,7 +166,7 @@ def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, lis
       points.setdefault(spec.family, []).append(spec.key)
     # Ablations are played without a cap, so they are compared with BoPO's policies
     # without a cap.
-    if spec.family == BOPO and not spec.cap and spec.lam == config.bopo.lam[0]:
+    if spec.family == BOPO and not spec.cap:
       compared.append(spec.key)
   if config.baselines.ablations:
     points[COMPARED] = compared
@@ -191,6 +200,7 @@ def load_results(
   config: Config,
   directory: Path,
   robustness: Sequence[dict] = (),
+  profiles: Iterable[Profile] = (),
 ) -> Results:
   """Read what the report shows.
 
@@ -200,6 +210,7 @@ def load_results(
     config: the run's configuration.
     directory: the run's directory.
     robustness: the result of `measure_robustness`.
+    profiles: the profiles of the training tasks.
 
   Raises:
     ValueError: a policy's episodes are missing.
@@ -217,6 +228,10 @@ def load_results(
     data=load_split(store, choice.entries, config, "test"),
     families=FAMILIES,
     robustness=pd.DataFrame(robustness),
+    boundary_usd=pd.DataFrame(
+      [(profile.cost_small, profile.cost_large) for profile in profiles],
+      columns=["small", "large"],
+    ),
     ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
   )
 
@@ -239,6 +254,8 @@ def report(run: Run) -> None:
   from baar_jax.report import page
 
   robustness = measure_robustness(profiles, config.profile.trials, repeats)
-  results = load_results(run.store, listed, config, run.dir, robustness)
+  results = load_results(
+    run.store, listed, config, run.dir, robustness, profiles.values()
+  )
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
