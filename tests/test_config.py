@@ -44,22 +44,32 @@ def test_shipped_configs_are_valid(name):
       get_config("other")
 
 
-def test_the_defaults_are_the_papers_settings():
-  c = Config()
-  validate(c)
-  assert (
-    c.profile.trials,
-    c.references.samples,
-    c.sft.batch_episodes,
-    c.bopo.group_size,
-    c.evaluate.call_budgets,
-  ) == (5, 20, 64, 8, (5, 10, 15))
-  assert (c.sft.learning_rate, c.bopo.learning_rate) == (2e-5, 1e-6)
-  assert (c.bopo.lam, c.bopo.r_hard, c.bopo.kl_beta) == (
-    (0.1, 0.3, 0.5, 0.7, 0.9),
-    0.5,
-    0.04,
-  )
+# Tasks to train and to test on, and the most steps.
+PAPER_TASKS = {
+  "sciworld": (2120, 200, 40),
+  "alfworld": (2420, 200, 30),
+  "appworld": (105, 168, 40),
+}
+
+
+@pytest.mark.parametrize("name", PAPER_TASKS)
+def test_paper_settings_have_the_papers_values(name):
+  c = importlib.import_module(f"configs.{name}").get_config("paper")
+  assert (c.env.train_tasks, c.env.test_tasks, c.env.max_steps) == PAPER_TASKS[name]
+  assert c.models.names == ("gpt-4.1-mini", "gpt-4.1") and not c.models.prompt_cache
+  assert (c.profile.trials, c.profile.robustness) == (5, (3, 10))
+  assert (c.references.samples, c.references.plans) == (20, ())
+  assert (c.sft.batch_episodes, c.sft.learning_rate) == (64, 2e-5)
+  b = c.bopo
+  assert {*b.lam} == {0.1, 0.3, 0.5, 0.7, 0.9}
+  assert (b.r_hard, b.group_size, b.kl_beta, b.learning_rate) == (0.5, 8, 0.04, 1e-6)
+  assert (b.reference_guided, b.ratio_level, b.clip) == (True, "trajectory", ())
+  assert (b.last_rate, b.epochs) == (1, 1)
+  assert (c.evaluate.call_budgets, c.evaluate.seeds) == ((5, 10, 15), 3)
+  assert c.evaluate.budget_rules and c.train_seeds == 3
+  assert c.router.weights == "weights/Qwen2.5-1.5B-Instruct" and c.value.updates == 0
+  assert c.baselines.ablations == ("no-stratified", "no-reference", "no-hard-bonus")
+  assert c.baselines.judge.names == ("gpt-5",)
 
 
 # Keys that a user has written in place of the names of their variables.
