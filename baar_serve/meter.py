@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,8 +20,6 @@ MULTIPLES = {
 }
 # Multiples from this one on are upper bounds, because models differ.
 LEAST_BOUND = 2.0
-# Tokens with prices of their own, by the section of the usage and the name.
-MEDIA = re.compile(".*audio_tokens|(completion|output).*image_tokens")
 NO_USAGE = Usage(0, 0, 0)
 
 
@@ -80,10 +77,6 @@ class AnswerMeter(Meter):
     usage = holder.get("usage")
     if not isinstance(usage, dict):
       return
-    for place, section in usage.items():
-      for name in section if isinstance(section, dict) else ():
-        if section[name] and MEDIA.fullmatch(place + name):
-          self.problem = f"{name} have a price of their own"
     entries = usage.get("iterations")
     if not isinstance(entries, list):
       return

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import prometheus_client as prometheus
 
 from baar_jax.episode import Call, Step
+from baar_jax.llms.history import write_action
 from baar_jax.llms.provider import LOST, PRESUMED, REPLY, Outcome, backoff_s, explain
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
@@ -267,7 +268,7 @@ class RoutedCall:
     while True:
       self.begin()
       try:
-        answer = await self.upstream.attempt(self.call, self.offer.reply_tokens)
+        answer = await self.upstream.attempt(self.call, self.offer)
       except BaseException:
         # The upstream may bill an attempt that was cancelled, so the purse must pay for
         # it.
@@ -386,7 +387,9 @@ class RoutedCall:
     if call.conversation:
       atoms = []
       with contextlib.suppress(*MALFORMED):
-        atoms = hash_turn(call.form.read_reply(self.answer))
+        turn = call.form.read_reply(self.answer)
+        atoms = hash_turn(turn)
+        self.step.action = write_action(turn) * self.budgets.config.record_text
       record = Record(
         self.step,
         call.place,
