@@ -187,7 +187,9 @@ class Exchange:
     text = json.dumps(request.body, sort_keys=True)
     if SOUND.search(text):
       raise Refusal(
-        400, "This server refuses sound, whose tokens have a price of their own."
+        400,
+        "This server refuses sound, whose tokens have a price of their own. "
+        "Send its text.",
       )
     digest = hash_text(text)
     place = (client, form.path, fields.purse, fields.conversation, digest)

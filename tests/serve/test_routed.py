@@ -253,12 +253,6 @@ def test_a_bill_above_the_reservation_is_booked(client, upstream, capsys):
   assert "error: small counts as $0.008009. Its worst" in capsys.readouterr().err
 
 
-def test_sound_is_refused(client):
-  sound = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
-  for fields in ({"messages": [user([sound])]}, {"audio": {"voice": "a"}}):
-    assert client.chat(**fields).status_code == 400
-
-
 def test_a_models_window_decides_and_overflows_move_on(open_client, upstream):
   models = {"context_tokens": (1000, 100_000)}
   client = open_client(models=models)
