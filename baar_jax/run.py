@@ -114,6 +114,10 @@ class Run:
           f"{self.dir} has checkpoints, and its store has no tasks: {RESTORE}"
         )
     elif stored:
+      changeable = CHANGEABLE
+      if self.config.env.kind == RECORDED:
+        # No result of a run that plays nothing depends on where its models are.
+        changeable += ("models.base_urls.",)
       old = flatten(stored)
       new = flatten(self.config)
       # Both configurations' fields are compared, because an option may be set in only
@@ -121,7 +125,7 @@ class Run:
       for name in old | new:
         before = old.get(name)
         after = new.get(name)
-        if before != after and not f"{name}.".startswith(CHANGEABLE):
+        if before != after and not f"{name}.".startswith(changeable):
           raise ValueError(
             f"{self.dir} has {name}={before!r}, this command has {after!r}: "
             f"set --config.{name} back, or choose another --config.name"

@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
@@ -21,12 +22,10 @@ from baar_jax.llms.provider import (
   open_http,
   read_refusal,
 )
-from baar_jax.llms.usage import Meter
 from baar_serve.forms import FORMS
 from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.meter import MULTIPLES, AnswerMeter
 
-# Service tiers of a request that an answer cannot exceed in price.
-PINNED = ("default", "flex", "standard", "standard_only")
 # Headers of a provider's error that go on to the client.
 RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 # Most lines of a stream that are read at once.
@@ -42,7 +41,7 @@ class Whole(NamedTuple):
   """
 
   fields: dict
-  meter: Meter
+  meter: AnswerMeter
 
 
 @dataclasses.dataclass
@@ -52,10 +51,12 @@ class Stream:
   Attributes:
     response: the open response.
     until_s: the deadline, in seconds of the event loop's clock.
+    meter: what collects its usage.
   """
 
   response: httpx2.Response
   until_s: float
+  meter: AnswerMeter = dataclasses.field(default_factory=AnswerMeter)
 
   async def read(self) -> AsyncIterator[bytes]:
     """Read the body in blocks of bytes.
@@ -105,8 +106,8 @@ class Client:
     config: the configuration of the models.
     config_index: the model's index in the configuration.
     price: the model's price.
-    is_tier_known: whether the last answer came from a service tier of known price, or
-      the endpoint is on a private network.
+    multiples: the multiples of the list price that the last answer told. Before one,
+      a public endpoint may have the costliest service tier.
     http: the HTTP client of the endpoint.
   """
 
@@ -123,7 +124,8 @@ class Client:
     self.endpoint = endpoints(config)[self.config_index]
     self.name = self.endpoint.model
     self.price = prices_of(config)[self.config_index]
-    self.is_tier_known = self.endpoint.is_private
+    tier = 1.0 if self.endpoint.is_private else COSTLIEST_TIER
+    self.multiples = {"service_tier": tier}
     self._key = self.endpoint.key()
     self._headers = {
       path: form.list_headers(self.endpoint, self._key) for path, form in FORMS.items()
@@ -134,8 +136,7 @@ class Client:
   def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
     """Compute the worst case of one attempt, in dollars.
 
-    The costliest service tier is assumed, unless the request names a tier of known
-    price, or names none and the last answer came from such a tier.
+    A service tier that the request names counts; else that of the last answer.
 
     Args:
       request: the request.
@@ -146,9 +147,13 @@ class Client:
     usd = self.price.worst_case_usd(prompt_tokens, tokens)
     if prompt_tokens and '"1h"' in json.dumps(request):
       usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    multiples = self.multiples
     tier = request.get("service_tier") or "auto"
-    is_known = self.is_tier_known if tier == "auto" else tier in PINNED
-    return usd if is_known else COSTLIEST_TIER * usd
+    if tier != "auto":
+      tiers = MULTIPLES["service_tier"]
+      multiple = tiers.get(str(tier), max(tiers.values()))
+      multiples = multiples | {"service_tier": multiple}
+    return usd * math.prod(multiples.values())
 
   async def send(
     self,
@@ -182,7 +187,8 @@ class Client:
     try:
       async with asyncio.timeout_at(until_s):
         response = await self.http.send(sent, stream=True)
-      stream = Stream(response, until_s)
+      meter = AnswerMeter(counts_beside=form.counts_beside, is_hourly='"1h"' in content)
+      stream = Stream(response, until_s, meter)
       kind = response.headers.get("content-type", "")
       is_stream = request.get("stream") and kind.startswith("text/event-stream")
       if is_stream and response.is_success:
@@ -192,7 +198,6 @@ class Client:
     except LOST as failure:
       return explain(failure)
     if response.is_success:
-      meter = Meter(form.counts_beside)
       fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
       return UNREADABLE if fields is None else Whole(fields, meter)
     passed = pick_headers(response.headers, RETRY_HEADERS)

@@ -84,7 +84,7 @@ class ServeConfig:
     max_total_usd: Cap on the US dollars of all sessions together; 0 is no cap.
     call_timeout_s: Seconds that a client's call may take with all of its attempts.
     max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
-      the model's longest reply.
+      no limit, and under a cap the model's longest reply.
     record_text: Whether the texts of tasks, results and actions are stored. Training
       needs them.
     aliases: Pairs of a pattern of model names that clients send, and the name that

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import re
 import shlex
 import sqlite3
 import sys
@@ -27,6 +28,8 @@ from baar_serve.request import END, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Conversation, Purse, Sessions
 
+# What has sound in the JSON text of a request.
+SOUND = re.compile('"type": "input_audio"|"data:audio/')
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
 # Most events of a stream that wait for a client that reads it.
@@ -181,7 +184,14 @@ class Exchange:
     headers = request.headers
     client = request.key.name
     form = request.form
-    digest = hash_text(json.dumps(request.body, sort_keys=True))
+    text = json.dumps(request.body, sort_keys=True)
+    if SOUND.search(text):
+      raise Refusal(
+        400,
+        "This server refuses sound, whose tokens have a price of their own. "
+        "Send its text.",
+      )
+    digest = hash_text(text)
     place = (client, form.path, fields.purse, fields.conversation, digest)
     delivery = self._deliveries.get(place)
     if delivery and delivery.is_repeatable:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import prometheus_client as prometheus
 
-from baar_jax.episode import Call, Step, Usage
+from baar_jax.episode import Call, Step
+from baar_jax.llms.history import write_action
 from baar_jax.llms.provider import LOST, PRESUMED, REPLY, Outcome, backoff_s, explain
-from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
+from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Cache, Record
 from baar_serve.request import (
   EXHAUSTED,
@@ -267,7 +268,7 @@ class RoutedCall:
     while True:
       self.begin()
       try:
-        answer = await self.upstream.attempt(self.call, self.offer.reply_tokens)
+        answer = await self.upstream.attempt(self.call, self.offer)
       except BaseException:
         # The upstream may bill an attempt that was cancelled, so the purse must pay for
         # it.
@@ -329,7 +330,7 @@ class RoutedCall:
     A stream that breaks off is booked at its worst case.
     """
     form = self.call.form
-    meter = Meter(form.counts_beside)
+    meter = stream.meter
     message = ""
     try:
       async with contextlib.aclosing(stream.response):
@@ -356,41 +357,39 @@ class RoutedCall:
     self.book_reply(meter)
     yield block
 
-  def book_reply(self, meter: Meter | None = None) -> None:
+  def book_reply(self, meter: AnswerMeter | None = None) -> None:
     """Settle the reply's cost, and append it to the conversation as a step.
 
     Args:
-      meter: the usage of the answer; None if the stream broke before its end. If the
-        usage is impossible, the reply is booked at its worst case.
+      meter: the usage of the answer; None if the stream broke before its end, which is
+        booked at its worst case.
     """
     call = self.call
-    usage = Usage(0, 0, 0)
-    usd = self.offer.worst_case_usd
-    outcome = PRESUMED
+    upstream = self.upstream
+    bill = Bill(NO_USAGE, self.offer.worst_case_usd, "")
     if meter:
-      try:
-        usage, usd = self.upstream.price.price_answer(meter)
-        outcome = REPLY
-      except ImpossibleUsage as error:
-        self.upstream.is_tier_known = self.upstream.endpoint.is_private
-        print(
-          f"error: {self.upstream.name} counts at its worst case. {error}",
-          file=sys.stderr,
-        )
+      bill = meter.bill(upstream.price, bill.usd)
+    if bill.problem:
+      problem = f"error: {upstream.name} counts as ${bill.usd:.6f}. {bill.problem}"
+      print(problem, file=sys.stderr)
     kind = "act" if meter else PRESUMED
     latency_s = time.monotonic() - call.start_s
-    billed = Call(self.step.model, usage, usd, latency_s, kind=kind)
+    billed = Call(self.step.model, bill.usage, bill.usd, latency_s, kind=kind)
     cache = None
-    if outcome == REPLY:
-      self.upstream.is_tier_known = True
+    outcome = PRESUMED
+    if bill.usage != NO_USAGE:
+      outcome = REPLY
+      upstream.multiples = {"service_tier": 1.0} | meter.multiples
       if call.prefix:
-        cache = Cache(*call.prefix, usage.prompt_tokens, time.time())
+        cache = Cache(*call.prefix, bill.usage.prompt_tokens, time.time())
     self.usd = billed.cost_usd + self.step.spent_usd
     record = None
     if call.conversation:
       atoms = []
       with contextlib.suppress(*MALFORMED):
-        atoms = hash_turn(call.form.read_reply(self.answer))
+        turn = call.form.read_reply(self.answer)
+        atoms = hash_turn(turn)
+        self.step.action = write_action(turn) * self.budgets.config.record_text
       record = Record(
         self.step,
         call.place,

@@ -6,6 +6,7 @@ python -m baar_serve.traces --config.name=mine --config.traces=FILE
 import collections
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from baar_jax.store import require_file
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.request import SessionScore, read_history
+
+# The date in a model's name, such as gpt-4.1-2025-04-14.
+DATE = re.compile(r"-(\d{4}-\d\d-\d\d|\d{8})$")
 
 
 def load_file(config: ServeConfig) -> None:
@@ -58,7 +62,7 @@ def store_file(path: Path, run: Run) -> None:
   except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
     problem = f"the record lacks a field, or its format is unknown ({error})"
     if isinstance(error, ValueError):
-      problem = error
+      problem = str(error).rstrip(".")
     remedy = "Correct the file (baar_serve/README.md), and import it again."
     line = f"{path}, {place}: {problem}. No session was imported. {remedy}"
     raise ValueError(line) from None
@@ -123,9 +127,11 @@ def read_session(id_: str, calls: Sequence[dict], config: Config) -> ScoredSessi
     text = read_history(call)
     if len(text.actions) != number or messages[-1]["role"] != "assistant":
       raise ValueError(f"call {number} must end with assistant message {number}")
-    if call["model"] not in names:
+    # A provider answers with the dated name of a model.
+    name = call["model"] if call["model"] in names else DATE.sub("", call["model"])
+    if name not in names:
       raise ValueError(f"--config.models.names lacks the model {call['model']!r:.80}")
-    model = names.index(call["model"])
+    model = names.index(name)
     meter = Meter()
     meter.note({"usage": call["usage"]})
     usage = meter.usage()

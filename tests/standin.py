@@ -125,9 +125,9 @@ class StandIn(ThreadingHTTPServer):
 
 
 def most_tokens(request: dict) -> int:
-  """Return the limit on the tokens of the reply."""
+  """Return the limit on the tokens of the reply; a high number without one."""
   limits = "max_completion_tokens", "max_output_tokens", "max_tokens"
-  return next(request[name] for name in limits if request.get(name))
+  return next((request[name] for name in limits if request.get(name)), 10**6)
 
 
 class Handler(BaseHTTPRequestHandler):

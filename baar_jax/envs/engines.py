@@ -47,9 +47,11 @@ def cache() -> Path:
   """Return the directory that contains the engines and the synthetic games.
 
   The directory is $BAAR_JAX_CACHE if set, else "baar_jax" in the user's cache
-  directory.
+  directory. The cache directory of a user without a home is ".cache" in the directory
+  of this process.
   """
-  user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+  home = os.path.expanduser("~").replace("~", ".")
+  user = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
   return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
 
 

@@ -17,8 +17,8 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
 # of the price of input (Anthropic's).
 HOUR_WRITE = 2.0
-# An upper bound on a provider's costliest service tier, as a multiple of its list price
-# (our choice).
+# An upper bound on the service tier of a request that names none, as a multiple of the
+# list price: the costliest tier that a project at OpenAI can be set to.
 COSTLIEST_TIER = 2.5
 # A cost above its bound by no more than this share is a rounding error of floats.
 ROUNDING = 1e-9
@@ -101,8 +101,9 @@ class Price:
 # has those of the prompt cache, which a model may lack.
 REQUIRED = {"input_mtok", "output_mtok"}
 KINDS = REQUIRED | {"cache_read_mtok", "cache_write_mtok"}
-# genai-prices' names of prices for services that no call here uses.
-UNUSED = re.compile("searches_kcount|audio|image|video|_1h_")
+# genai-prices' names of prices for what no call here uses: searches, and prompts with
+# sound or video.
+UNUSED = re.compile("searches_kcount|(input|cache)_(audio|video).*_mtok|_1h_")
 
 
 def find_model(name: str) -> Any:

@@ -52,13 +52,11 @@ class Meter:
   """Collect the usage of one answer from its JSON objects: the whole, or events.
 
   Attributes:
-    counts_beside: `WireForm.counts_beside` of the answer.
     counts: the newest counts, by the values of `COUNTS`.
     cost_usd: the dollars that the provider itself states; 0 without.
     problem: the reason why the usage is impossible; "" so far.
   """
 
-  counts_beside: bool = False
   counts: dict[str, int] = dataclasses.field(default_factory=dict)
   cost_usd: float = 0.0
   problem: str = ""
@@ -89,23 +87,39 @@ class Meter:
     return fields
 
   def note(self, holder: Mapping) -> None:
-    """Note the usage and the service tier of an object, if it has them."""
+    """Note the usage of an object, if it has one, and what it says of its price."""
     usage = holder.get("usage")
     if not isinstance(usage, dict):
       if usage is not None:
         self.problem = "it is no JSON object"
       usage = {}
-    for tier in (holder.get("service_tier"), usage.get("service_tier")):
-      if tier is not None and tier not in TIERS:
-        self.problem = "the price of the service tier is not known"
+    self.note_terms(holder)
+    self.note_terms(usage)
     cost_usd = usage.get("cost")
-    if isinstance(cost_usd, int | float):
+    if type(cost_usd) in (int, float):
       self.cost_usd = max(self.cost_usd, cost_usd)
     counts = {}
     self._collect(usage, counts)
-    for name, count in counts.items():
-      if count < self.counts.get(name, 0):
+    self.merge(counts)
+
+  def note_terms(self, fields: Mapping) -> None:
+    """Note the service tier among the fields of an answer or of its usage."""
+    if fields.get("service_tier") not in (None, *TIERS):
+      self.problem = "the price of the service tier is not known"
+
+  def merge(self, counts: dict[str, int]) -> None:
+    """Merge the counts of a later event into those of earlier ones.
+
+    A later event may split the prompt in another way, but must not make it smaller. A
+    zero leaves a count as it is.
+    """
+    for name in ("prompt", "completion"):
+      count = counts.get(name, 0)
+      old = self.counts.get(name, 0)
+      if 0 < count < old:
         self.problem = "a count shrinks within a stream"
+      if old:
+        counts[name] = max(count, old)
     self.counts |= counts
 
   def _collect(self, section: Mapping, counts: dict[str, int]) -> None:
@@ -142,8 +156,6 @@ class Meter:
     by_lifetime = hour + counts.get("minutes", 0)
     written = counts.get("written", by_lifetime)
     misses = prompt - cached
-    if self.counts_beside:
-      prompt += cached + written
     minimum = prompt + counts.get("completion", 0)
     total = counts.get("total", minimum)
     completion = total - prompt

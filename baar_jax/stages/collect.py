@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs import base
+from baar_jax.episode import SMALL
 from baar_jax.mesh import exchange
 from baar_jax.open import (
   VOCABULARY,
@@ -118,11 +119,12 @@ def references(run: Run) -> None:
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in tasks.hard]
   fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)
-  large = sum(episode.large_calls for episode in chosen)
-  steps = sum(len(episode.steps) for episode in chosen)
-  counts = (
-    f"{len(chosen)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
-  )
+  models = []
+  for episode in chosen:
+    models += [step.model for step in episode.steps]
+  large = sum(model != SMALL for model in models)
+  share = large / max(len(models), 1)
+  counts = f"{len(chosen)} hard tasks, LARGE at {share:.0%} of their steps"
   trials = f"{fallback} without a successful sample take a trial of always-LARGE"
   run.print(f"references: {counts}; {trials}")
 

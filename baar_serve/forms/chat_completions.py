@@ -17,6 +17,7 @@ class ChatCompletions(WireForm):
   history = "messages"
   opening = ("tools", "functions", "response_format")
   limits = ("max_completion_tokens", "max_tokens")
+  unpriced = ("audio",)
   endings = ("[DONE]",)
   # LiteLLM, and so aider and mini-swe-agent, repeat a call after most other statuses.
   last_status = 404

@@ -105,6 +105,12 @@ def read_messages(tmp: Path, value: object, path: str) -> None:
   read_history({form.history: value}, form)
 
 
+def send_sound(client: Client) -> None:
+  """Send a call with sound to an endpoint."""
+  body = {"model": "baar", "messages": [{"type": "input_audio"}]}
+  client.exchange.deliver(ClientRequest(ClientKey(), FORM, {}, body), None)
+
+
 def receive(app: App, model: str = "baar") -> ClientCall:
   """Send a call of the session "s" to an application."""
   body = {"model": model, "messages": ASK}
@@ -298,6 +304,10 @@ CASES = [
     lambda tmp: read("a" * 2**20),
   ),
   ("The body cannot be read. Send a JSON object.", lambda tmp: read("[]")),
+  (
+    "This server refuses sound, whose tokens have a price of their own. Send its text.",
+    use(send_sound),
+  ),
   (
     "Correct the field score: Input should be less than or equal to 1",
     lambda tmp: SessionScore.read({"score": 2.0}),

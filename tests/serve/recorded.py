@@ -16,7 +16,7 @@ def load(run, records, name="traces.jsonl"):
   traces.store_file(run.dir / name, run)
 
 
-def chat(models=("small", "large"), **changes):
+def chat(models=("small", "large-2026-01-31"), **changes):
   """Yield one line for each call of a session, with `changes` in the first one."""
   messages = [user("Fix it.")]
   for number, model in enumerate(models):

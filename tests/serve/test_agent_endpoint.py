@@ -83,7 +83,7 @@ def test_a_stream_passes_on_unchanged(ask, url, upstream):
 
 
 def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
-  """No later call tells the last action."""
+  """The reply itself tells the last action."""
   client = open_client(record_text=True)
   upstream.fault = lambda number, request: None if number else "tool_calls"
   headers = {"x-baar-task": "tools"}
@@ -95,7 +95,7 @@ def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
   client.post("/v1/sessions/s/score", {"score": 0.5})
   (episode,) = client.run.store.episodes("always-small")
   steps = [(step.observation, step.action, step.score) for step in episode.steps]
-  assert steps == [("A door.", "go {}", 0.2), ("Outside.", "", None)]
+  assert steps == [("A door.", "go {}", 0.2), ("Outside.", "go", None)]
   assert (episode.task_id, episode.score) == ("tools", 0.5)
   assert episode.spent_usd == pytest.approx(client.session()["spent_usd"])
   assert client.run.store.tasks("train")[0].description == "go out"
@@ -142,9 +142,7 @@ def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
     (episode,) = run.store.episodes("always-large")
   models.shutdown()
   assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")
-  actions = [
-    step.action for step in episode.steps[:-1]
-  ]  # No later call tells the last action.
+  actions = [step.action for step in episode.steps]
   assert actions and all(action.startswith("open ") for action in actions)
 
 

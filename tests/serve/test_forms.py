@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from baar_jax.llms.history import ToolCall, Turn
+from baar_jax.llms.prices import Price
 from baar_jax.llms.provider import read_error
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 from baar_serve.client import Stream
 from baar_serve.forms import FORMS
+from baar_serve.meter import AnswerMeter
 from baar_serve.request import hash_turn, read_history
 
 GOLDEN = Path(__file__).parent / "golden" / "forms"
@@ -76,9 +78,9 @@ def test_answers_and_streams_say_the_same(path):
   """The events reach the client byte for byte. Both have one reply and one usage."""
   form = FORMS[path]
   expected = load(path, "expected.json")
-  whole = Meter(form.counts_beside)
+  whole = AnswerMeter(counts_beside=form.counts_beside)
   fields = whole.read(json.dumps(load(path, "answer.json")))
-  streamed = Meter(form.counts_beside)
+  streamed = AnswerMeter(counts_beside=form.counts_beside)
   text = load(path, "stream.txt")
   events = list_events(text)
   assert b"".join(block for block, _ in events) == text.encode()
@@ -125,13 +127,30 @@ CASES += [
 
 @pytest.mark.parametrize("path, name, usage, expected", CASES)
 def test_only_possible_usage_is_billed(path, name, usage, expected):
-  meter = Meter(FORMS[path].counts_beside)
+  meter = AnswerMeter(counts_beside=FORMS[path].counts_beside)
   meter.note({"usage": usage})
   if expected is None:
     with pytest.raises(ImpossibleUsage, match="^The usage is impossible: [^\n]*$"):
       meter.usage()
   else:
     assert list_counts(meter.usage()) == expected
+
+
+BILLS = [(path, *case) for path in FORMS for case in load(path, "bills.json")]
+
+
+@pytest.mark.parametrize("case", BILLS, ids=lambda case: case[1])
+def test_what_is_billed_is_booked(case):
+  """Input $3, cached $0.3, output $15 and writes $3.75; the worst case is $0.1."""
+  path, _, usd, problem, usages, *hourly = case
+  meter = AnswerMeter(
+    counts_beside=FORMS[path].counts_beside, is_hourly=bool(hourly), model="m"
+  )
+  for usage in usages:
+    meter.read(json.dumps({"usage": usage}))
+  bill = meter.bill(Price(3, 0.3, 15, 3.75), 0.1)
+  assert bill.usd == pytest.approx(usd)
+  assert problem in bill.problem and bool(problem) == bool(bill.problem)
 
 
 @pytest.mark.parametrize(

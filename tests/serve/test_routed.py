@@ -8,6 +8,9 @@ import standin
 from endpoint import ASK, REPLY, assistant, user
 from standin_forms import Reply
 
+from baar_serve.config import UpstreamsConfig
+from baar_serve.upstream import find_limits
+
 WORDS = "I look around and go on, as before. " * 12
 
 
@@ -198,6 +201,56 @@ def test_models_of_one_tokenizer_share_counts(
     client.receive(messages=messages), client.config
   )
   assert 5e-6 * least < large.prompt_usd < 5e-6 * most
+
+
+@pytest.mark.parametrize(
+  "max_usd, fault, limits, status",
+  [
+    # A model with a window of 8,192 tokens refuses a limit that exceeds it.
+    (None, None, [None], 200),
+    (1.0, None, [128_000], 200),
+    (1.0, "400 max_tokens is too large: 128000", [128_000, None], 200),
+    (1.0, "400 unsupported parameter: max_tokens at 2025-01-01", [128_000], 400),
+    (None, "400 longer than the context length", [None], 400),
+  ],
+)
+def test_a_limit_that_no_cap_needs_is_not_sent(
+  open_client, upstream, max_usd, fault, limits, status
+):
+  faults = iter([fault])
+  upstream.fault = lambda number, request: next(faults, None)
+  reply = open_client(max_usd=max_usd, max_reply_tokens=None).chat()
+  sent = [request.get("max_completion_tokens") for request in upstream.seen]
+  assert (sent, reply.status_code) == (limits, status)
+  is_named = "--config.models.context_tokens" in reply.text
+  assert is_named == (fault == "400 longer than the context length")
+
+
+@pytest.mark.parametrize(
+  "name, tokens",
+  [
+    ("deepseek-v4-pro", 393_216),
+    ("deepseek-chat", 64_000),  # Its window, which is the only limit that is known.
+    ("claude-opus-4-6", 128_000),
+    ("claude-sonnet-4.5", 64_000),
+    ("claude-haiku-5-5", 128_000),
+    ("gpt-5-pro", 272_000),
+    ("gpt-5.1-chat-latest", 16_384),
+    ("gpt-4o-2024-05-13", 4096),
+    ("a-model-of-nobody", 128_000),
+  ],
+)
+def test_the_longest_reply_of_a_model(name, tokens):
+  config = UpstreamsConfig(names=("a", name))
+  assert find_limits(config, 1).reply_tokens == tokens
+
+
+def test_a_bill_above_the_reservation_is_booked(client, upstream, capsys):
+  """The reply has 20 times the tokens of its limit."""
+  upstream.fault = lambda number, request: "dear"
+  assert client.chat().status_code == 200
+  assert client.session()["spent_usd"] == pytest.approx(1e-6 * (9 + 20 * 200 * 2))
+  assert "error: small counts as $0.008009. Its worst" in capsys.readouterr().err
 
 
 def test_a_models_window_decides_and_overflows_move_on(open_client, upstream):

