@@ -127,8 +127,10 @@ class ModelsConfig:
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
       the list prices.
-    prompt_cache: Whether scripted models are billed with the prompt cache of their
-      family, and forecasts count on it. False is the paper's setting.
+    prompt_cache: Whether the prompt cache lowers the method's dollars: those of API
+      models by the provider's usage, those of scripted models by the rule of their
+      family. False is the paper's setting: all prompt tokens have the price of input.
+      What a provider bills for, with its cache, is counted apart by --config.max_usd.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
       or one per model. () is OpenAI's endpoint.
     key_variables: Names of the environment variables with the upstream endpoints' keys:

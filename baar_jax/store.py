@@ -38,10 +38,11 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     The episode's own fields, and these sums over its steps, by name. Dollars are US
     dollars.
       steps: number of all steps.
-      small_usd, large_usd: replies of SMALL, and replies of all costlier models with
+      small_usd, large_usd: billed replies of SMALL, and of all costlier models with
         their rejected proposals.
-      proposals_usd: rejected proposals of SMALL, without replayed ones.
-      judge_usd, router_usd: a judge's answers, and the router's compute.
+      proposals_usd: billed rejected proposals of SMALL, without replayed ones.
+      judge_usd, router_usd: the method's dollars of a judge's answers, and the router's
+        compute.
       retries_usd: failed attempts, with those that belong to no step (`lost_usd`).
       presumed_usd: worst cases of calls whose outcome is unknown.
   """
@@ -54,12 +55,12 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
         group = "large"
       elif group == "act":
         group = "small"
-      cost_usd = call.cost_usd
+      spent_usd = call.spent_usd
       # A replayed proposal costs nothing here, because it was paid when it was
       # recorded. The ledger subtracts the sum of proposals from the recorded calls.
       if group == "proposal" and call.replayed:
-        cost_usd = 0.0
-      usd[group] += cost_usd
+        spent_usd = 0.0
+      usd[group] += spent_usd
   names = (
     "score",
     "success",
@@ -75,7 +76,7 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     "small_usd": usd["small"],
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
-    "judge_usd": usd["judge"],
+    "judge_usd": sum(step.usd("judge") for step in steps),
     # `lost_usd` are the dollars of failed attempts that belong to no step.
     "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),

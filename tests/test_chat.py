@@ -290,6 +290,20 @@ def test_a_recorded_reply_is_replayed(server, connect):
     assert len(server.seen) == number
 
 
+def test_without_prompt_caches_the_bill_stands_apart(server, connect, spent):
+  """The provider caches the whole prompt of the second call, and that of the judge."""
+  pair = connect(prompt_cache=False)
+  ask(pair)
+  task, run = DollarBudget(1.0), DollarBudget(1.0)
+  call = ask(pair, seed=8, task=task, run=run).call
+  assert call.usage.cached_tokens == 8
+  assert (call.cost_usd, call.spent_usd) == (REPLY_USD, CACHED_USD)
+  assert (task.settled_usd, run.settled_usd) == (REPLY_USD, CACHED_USD)
+  judge = pair.judge(connect().models[0].config)(TASK, 9, unlimited)
+  assert judge.reply(MESSAGES, 0).call.cost_usd == REPLY_USD
+  assert spent().at_most_usd == pytest.approx(REPLY_USD + CACHED_USD)
+
+
 def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   small, large = connect().start(None, TASK, 7, unlimited)
   assert small.bound_usd(MESSAGES, 0) == BOUND_USD

@@ -40,8 +40,8 @@ class Evaluation:
     entries: a row per policy, by its key, in the report's order, with its family, its
       caps (NaN without a cap), and whether it has a router for each training seed.
     episodes: a row per policy, task and seed, with the columns of `Store.table`,
-      `deciding_usd` (dollars of the router and the judge) and `training_seed` (its
-      number, from 0).
+      `deciding_usd` (dollars of the router and the judge), `counted_usd` (the method's
+      dollars of all calls, which a cap counts) and `training_seed` (its number, from 0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and seed that are left out, because a policy
       has no episode of them.
@@ -163,6 +163,8 @@ def load_split(
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
+  failed_usd = episodes.retries_usd + episodes.presumed_usd
+  episodes["counted_usd"] = episodes.cost_usd + episodes.judge_usd + failed_usd
   trials = episodes.seed - seed_of(split, 0)
   # The stage evaluate shares out the evaluation seeds among the training seeds in turn.
   episodes["training_seed"] = trials % config.train_seeds

@@ -65,7 +65,7 @@ class Cap:
     if calls is not None:
       calls -= sum(step.large_calls for step in steps)
     if usd is not None:
-      usd = max(0.0, usd - sum(step.spent_usd for step in steps))
+      usd = max(0.0, usd - sum(step.counted_usd for step in steps))
     return Cap(calls, usd)
 
 
