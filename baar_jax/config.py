@@ -1,6 +1,7 @@
 """Declare the settings of a run, and their bounds."""
 
 import dataclasses
+import os
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -114,6 +115,11 @@ class EnvConfig:
   def __post_init__(self) -> None:
     """Prepare `options`, so that flags can set options that the file does not set."""
     self.options = OpenOptions(self.options)
+
+  @property
+  def live_episodes(self) -> int:
+    """Return the number of episodes that a process of the run plays at a time."""
+    return (self.processes or os.cpu_count()) * self.live_per_process
 
 
 @section
@@ -467,7 +473,11 @@ class Config:
     runs: Directory that holds the directories of all runs.
     seed: First training seed, on which all random numbers of training depend.
     train_seeds: Number of training seeds. Every training is repeated with each of them.
-    max_usd: Cap on the US dollars of all model calls of the run; 0 is no cap.
+    reuse: Directory of another run, whose tasks and whose episodes of untrained
+      policies (profile, references, samples) a new run copies in place of playing them.
+      Environment, models, prompts and prices must be the same; trainings may differ.
+    max_usd: Cap on the US dollars that all model calls of the run are billed. 0 is no
+      cap, which only models without a price may have.
     dry_run: Whether to print the remaining work with its expected cost, and run
       nothing.
   """
@@ -476,6 +486,7 @@ class Config:
   runs: str = "runs"
   seed: int = not_negative(0, 10**9)
   train_seeds: int = positive(1, 100)
+  reuse: str = ""
   max_usd: float = not_negative(0.0)
   dry_run: bool = False
   env: EnvConfig = Field(default_factory=EnvConfig)

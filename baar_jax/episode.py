@@ -225,7 +225,8 @@ class Episode:
     call_budget: cap on the calls of models costlier than SMALL; None is no cap.
     usd_budget: cap on the method's dollars of all calls and failed attempts (B_max);
       None is no cap.
-    reused: whether the episode is a copy of another policy's, and was not played again.
+    reused: whether the episode is a copy of another policy's or of another run's, and
+      was not played again.
     lost_usd: dollars of failed attempts at calls that no step contains.
   """
 

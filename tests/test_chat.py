@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import functools
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
 import pytest
@@ -138,6 +140,15 @@ def test_a_failed_attempt_is_billed_and_repeated(
   assert len(server.seen) == 2 and pair.slept == [0.5]
   usd = REPLY_USD * (fault in PAID), BOUND_USD * (fault in LOST)
   assert spent() == Spent((reply.call.cost_usd, 0.0), *usd)
+
+
+def test_as_many_calls_are_in_flight_as_episodes_live(server, connect):
+  together = threading.Barrier(20)
+  server.answer = lambda request: f"Action: {together.wait(4)}"
+  asks = functools.partial(ask, connect(retries=0), 0, MESSAGES, 0)
+  with ThreadPoolExecutor(20) as threads:
+    replies = [*threads.map(asks, range(20))]
+  assert len({reply.text for reply in replies}) == 20
 
 
 def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):

@@ -81,7 +81,10 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
   small, large = e.steps
   small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
-  large.calls = [Call(1, Usage(10, 9, 5), 4.0, billed_usd=3.0), call(1, 8.0, kind="retry")]
+  large.calls = [
+    Call(1, Usage(10, 9, 5), 4.0, billed_usd=3.0),
+    call(1, 8.0, kind="retry"),
+  ]
   large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
   large.calls += [call(1, 16.0, kind="presumed")]
   large.router_cost_usd = 0.25

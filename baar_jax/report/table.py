@@ -41,7 +41,8 @@ class Evaluation:
       caps (NaN without a cap), and whether it has a router for each training seed.
     episodes: a row per policy, task and seed, with the columns of `Store.table`,
       `deciding_usd` (dollars of the router and the judge), `counted_usd` (the method's
-      dollars of all calls, which a cap counts) and `training_seed` (its number, from 0).
+      dollars of all calls, which a cap counts) and `training_seed` (its number, from
+      0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and seed that are left out, because a policy
       has no episode of them.

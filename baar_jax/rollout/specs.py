@@ -26,6 +26,8 @@ FIRST_SEED: dict[Purpose, int] = {
   "robustness": 5000,
   "rollout": 10_000,
 }
+# The purposes for which only untrained policies play.
+UNTRAINED: tuple[Purpose, ...] = ("profile", "reference", "exploration", "robustness")
 PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 
 
