@@ -240,11 +240,6 @@ CASES = [
     lambda config: vars(config.env).update(max_steps=9),
   ),
   (
-    "--config.reuse=TMP/tiny was played with other models.temperature (0.7)...(0.1)...",
-    reuse,
-    lambda config: vars(config.models).update(temperature=0.1),
-  ),
-  (
     "--config.reuse=TMP/tiny was played with other models.prices...",
     reuse,
     lambda config: vars(config.models).update(prices=((1.0,) * 3, (2.0,) * 3)),

@@ -32,7 +32,6 @@ from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, prices_of
 from baar_jax.llms.provider import (
   FAILED,
   LOST,
-  MOST_CALLS,
   PRESUMED,
   REPLY,
   RETRY,
@@ -48,6 +47,10 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
+# The largest number of calls in flight at one model. An episode has one at a time, so
+# the live episodes are the usual limit. This one keeps the connections of three models
+# below 1,024 open files, the usual limit of a process (our choice).
+CONCURRENCY = 256
 # The headers that providers other than OpenAI get. The SDK adds others, some of which
 # name the user's account at OpenAI. The last one makes it return an answer's bytes.
 HEADERS = (
@@ -182,7 +185,7 @@ class ChatModel:
     self.price = prices_of(config)[config_index]
     self.is_tier_known = self.endpoint.is_private or self.endpoint.is_openai
     self.where = f"{self.endpoint.model} at {self.endpoint.host}"
-    self.slots = threading.BoundedSemaphore(MOST_CALLS)
+    self.slots = threading.BoundedSemaphore(CONCURRENCY)
     self._key = self.endpoint.key()
     hooks = () if self.endpoint.is_openai else (drop_headers,)
     http = open_http(config.timeout_s, *hooks)
@@ -433,19 +436,20 @@ class ChatAgent(Agent):
         # leaves it so.
         cost.usd = bound_usd
         outcome = model.pair.run(model.attempt(messages, self.seed))
-        usage = outcome.usage
         if outcome.kind != PRESUMED:
           # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
-          cost.usd = model.price.cost_usd(usage)
+          cost.usd = model.price.cost_usd(outcome.usage)
         spent_usd = cost.usd
         if outcome.kind == REPLY and not model.config.prompt_cache:
           cost.billed_usd = spent_usd
-          uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
+          uncached = dataclasses.replace(
+            outcome.usage, cached_tokens=0, cache_write_tokens=0, hour_write_tokens=0
+          )
           cost.usd = model.price.cost_usd(uncached)
         reply = None
         call = Call(
           model.index,
-          usage,
+          outcome.usage,
           cost.usd,
           kind=outcome.kind,
           billed_usd=cost.billed_usd,

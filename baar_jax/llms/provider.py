@@ -21,10 +21,6 @@ from baar_jax.llms.usage import read_json
 
 # Seconds to connect to one of a host's addresses and to agree on encryption.
 CONNECT_S = 10.0
-# The largest number of calls in flight at one model. An episode has one at a time, so
-# the live episodes are the usual limit. This one keeps the connections of three models
-# below 1,024 open files, the usual limit of a process (our choice).
-MOST_CALLS = 256
 # The reading of an answer stops with an error after this number of bytes.
 MAX_BYTES = 16 * 2**20
 

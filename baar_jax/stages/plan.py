@@ -11,7 +11,6 @@ from baar_jax.config import RECORDED, Config
 from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.provider import MOST_CALLS
 from baar_jax.open import load_profiles
 from baar_jax.paper.references import split_by_profile
 from baar_jax.rivals import families
@@ -64,8 +63,7 @@ def require_cap(config: Config, stages: Sequence[str]) -> None:
   Raises:
     ValueError: --config.max_usd is 0; the message has the estimates of the dry run.
   """
-  is_free = config.models.kind == "scripted" or config.env.kind == RECORDED
-  if is_free or config.max_usd:
+  if config.max_usd or config.models.kind == "scripted" or config.env.kind == RECORDED:
     return
   total = tabulate(config, stages).loc["in all"]
   if total.dollars:
@@ -100,7 +98,7 @@ def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
       rows.loc[stage] += [len(missing), len(missing) * calls, 0.0, len(missing) * usd]
   store.close()
   if config.models.kind == "chat":
-    live = min(config.env.live_episodes, MOST_CALLS) * config.distributed.processes
+    live = config.env.live_episodes * config.distributed.processes
     rows.hours = rows.calls * STEP_S / live / 3600
   rows.loc["in all"] = rows.sum()
   return rows
