@@ -88,6 +88,7 @@ def main(command: tuple[Config, str]) -> int:
     if config.dry_run:
       plan.main(config, stages)
       return 0
+    plan.require_cap(config, stages)
     with contextlib.closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)

@@ -1,6 +1,7 @@
 """Declare the settings of a run, and their bounds."""
 
 import dataclasses
+import os
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -116,6 +117,11 @@ class EnvConfig:
     """Prepare `options`, so that flags can set options that the file does not set."""
     self.options = OpenOptions(self.options)
 
+  @property
+  def live_episodes(self) -> int:
+    """Return the number of episodes that a process of the run plays at a time."""
+    return (self.processes or os.cpu_count()) * self.live_per_process
+
 
 @section
 class ModelsConfig:
@@ -128,8 +134,10 @@ class ModelsConfig:
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
       the list prices.
-    prompt_cache: Whether scripted models are billed with the prompt cache of their
-      family, and forecasts count on it. False is the paper's setting.
+    prompt_cache: Whether the prompt cache lowers the method's dollars: those of API
+      models by the provider's usage, those of scripted models by the rule of their
+      family. False is the paper's setting: all prompt tokens have the price of input.
+      What a provider bills for, with its cache, is counted apart by --config.max_usd.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
       or one per model. () is OpenAI's endpoint.
     key_variables: Names of the environment variables with the upstream endpoints' keys:
@@ -466,7 +474,11 @@ class Config:
     runs: Directory that holds the directories of all runs.
     seed: First training seed, on which all random numbers of training depend.
     train_seeds: Number of training seeds. Every training is repeated with each of them.
-    max_usd: Cap on the US dollars of all model calls of the run; 0 is no cap.
+    reuse: Directory of another run, whose tasks and whose episodes of untrained
+      policies (profile, references, samples) a new run copies in place of playing them.
+      Environment, models, prompts and prices must be the same; trainings may differ.
+    max_usd: Cap on the US dollars that all model calls of the run are billed. 0 is no
+      cap, which only models without a price may have.
     dry_run: Whether to print the remaining work with its expected cost, and run
       nothing.
   """
@@ -475,6 +487,7 @@ class Config:
   runs: str = "runs"
   seed: int = not_negative(0, 10**9)
   train_seeds: int = positive(1, 100)
+  reuse: str = ""
   max_usd: float = not_negative(0.0)
   dry_run: bool = False
   env: EnvConfig = Field(default_factory=EnvConfig)

@@ -77,7 +77,7 @@ class Call:
     model: index of the model by price; 0 is SMALL. The index of a judge is the number
       of models to route between.
     usage: the billed tokens.
-    cost_usd: dollars of the call, also if the reply is replayed.
+    cost_usd: the method's dollars of the call, also if the reply is replayed.
     latency_s: seconds that the episode waited for the reply.
     replayed: whether the reply was recorded before, so that the provider is not paid.
     kind: "act" if the agent acted on the reply;
@@ -85,6 +85,8 @@ class Call:
       "judge" if a zero-shot router asked which model to choose;
       "retry" if the attempt was billed and brought no usable reply;
       "presumed" if the attempt's outcome is unknown; `cost_usd` is its worst case.
+    billed_usd: dollars that the provider bills, if they differ from `cost_usd` because
+      of `models.prompt_cache=False`; None if they do not.
   """
 
   model: int
@@ -93,13 +95,26 @@ class Call:
   latency_s: float = 0.0
   replayed: bool = False
   kind: str = "act"
+  billed_usd: float | None = None
+
+  @property
+  def spent_usd(self) -> float:
+    """Return the dollars that the provider bills."""
+    return self.cost_usd if self.billed_usd is None else self.billed_usd
 
 
 @dataclasses.dataclass
 class Cost:
-  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
+  """The cost of a call; the caller sets it before the call's reservation closes.
+
+  Attributes:
+    usd: the method's dollars, which the cap of a task counts.
+    billed_usd: the provider's dollars, which the cap of the run counts; None if they
+      are the same.
+  """
 
   usd: float = 0.0
+  billed_usd: float | None = None
 
 
 # The type of functions reserve(usd, replayed=False). Such a function returns a context
@@ -185,9 +200,14 @@ class Step:
     return large_calls
 
   @property
-  def spent_usd(self) -> float:
-    """Return the dollars of all calls: what caps count, at least the step's bill."""
+  def counted_usd(self) -> float:
+    """Return the method's dollars of all calls, which the cap of a task counts."""
     return sum(call.cost_usd for call in self.calls)
+
+  @property
+  def spent_usd(self) -> float:
+    """Return the billed dollars of all calls."""
+    return sum(call.spent_usd for call in self.calls)
 
 
 @dataclasses.dataclass
@@ -203,8 +223,10 @@ class Episode:
     stop: why the episode ended: "done" (the environment or client ended it),
       "max_steps", or "budget" (no model was affordable).
     call_budget: cap on the calls of models costlier than SMALL; None is no cap.
-    usd_budget: cap on dollars (B_max); None is no cap.
-    reused: whether the episode is a copy of another policy's, and was not played again.
+    usd_budget: cap on the method's dollars of all calls and failed attempts (B_max);
+      None is no cap.
+    reused: whether the episode is a copy of another policy's or of another run's, and
+      was not played again.
     lost_usd: dollars of failed attempts at calls that no step contains.
   """
 
@@ -234,10 +256,7 @@ class Episode:
 
   @property
   def spent_usd(self) -> float:
-    """Return the dollars of all calls and failed attempts.
-
-    The cap `usd_budget` limits this sum.
-    """
+    """Return the billed dollars of all calls and failed attempts."""
     return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property

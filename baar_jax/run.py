@@ -13,17 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, Config
+from baar_jax.config import RECORDED, SEEDS, Config
 from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.llms.history import NO_ACTION, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
+from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
@@ -31,18 +32,17 @@ from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, label_family, list_evaluation
 from baar_jax.rollout.loop import Failure, Pair, run_episodes
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.store import RESTORE, Store, read_config
+from baar_jax.rollout.specs import FIRST_SEED, UNTRAINED, Job, PolicySpec
+from baar_jax.store import (
+  CHANGEABLE,
+  CONDITIONS,
+  RESTORE,
+  Store,
+  differences,
+  flatten,
+  read_config,
+)
 
-# Fields of the configuration that may change between the stages of one run. A changed
-# field leaves stored results valid. It changes later trainings at most by the rounding
-# of sums.
-CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
-bopo.lam baselines profile.robustness evaluate value.cost_weights
-value.capped_cost_weights distributed max_usd dry_run models.key_variables
-models.token_limit_field models.timeout_s models.retries
-models.max_failures sft.micro_episodes"""
-CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 # Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
@@ -113,19 +113,19 @@ class Run:
         raise ValueError(
           f"{self.dir} has checkpoints, and its store has no tasks: {RESTORE}"
         )
+      if self.config.reuse:
+        adopt_episodes(self.config, self.store)
+      if self.is_main:
+        text = json.dumps(read_conditions(self.config), indent=2)
+        (self.dir / CONDITIONS).write_text(text)
     elif stored:
       changeable = CHANGEABLE
       if self.config.env.kind == RECORDED:
         # No result of a run that plays nothing depends on where its models are.
         changeable += ("models.base_urls.",)
-      old = flatten(stored)
-      new = flatten(self.config)
-      # Both configurations' fields are compared, because an option may be set in only
-      # one of them.
-      for name in old | new:
-        before = old.get(name)
-        after = new.get(name)
-        if before != after and not f"{name}.".startswith(changeable):
+      changes = differences(flatten(stored), flatten(self.config))
+      for name, before, after in changes:
+        if not f"{name}.".startswith(changeable):
           raise ValueError(
             f"{self.dir} has {name}={before!r}, this command has {after!r}: "
             f"set --config.{name} back, or choose another --config.name"
@@ -228,9 +228,8 @@ class SelfPlay:
       run: the run, whose store and budget are used.
       pair: the models to route between.
     """
-    env = run.config.env
     self.pair = pair
-    self.live_episodes = (env.processes or os.cpu_count()) * env.live_per_process
+    self.live_episodes = run.config.env.live_episodes
     self._run = run
     self._config = run.config
     self._store = run.store
@@ -489,6 +488,37 @@ def env_arguments(config: Config) -> dict:
   return args | {"max_steps": env.max_steps, "options": vars(completed)}
 
 
+def read_conditions(config: Config) -> dict[str, object]:
+  """Return what the episodes of an untrained policy depend on, beside the policy.
+
+  Returns:
+    Values as in JSON, by the names of settings: those of the environment and the
+    models, today's prices, and the prompts.
+  """
+  conditions = {}
+  for name, value in flatten(config).items():
+    is_changeable = f"{name}.".startswith(CHANGEABLE)
+    if name.startswith(("env.", "models.")) and not is_changeable:
+      conditions[name] = value
+  conditions["models.prices"] = prices_of(config.models)
+  prompt = getattr(base.load(config.env.kind), "system_prompt", "")
+  opening = open_conversation(prompt, Task("", "", "", 1), "")
+  conditions["prompts"] = [*opening, NO_ACTION]
+  return json.loads(json.dumps(conditions, default=vars))
+
+
+def adopt_episodes(config: Config, store: Store) -> None:
+  """Copy tasks and episodes from the run that --config.reuse names to a new store.
+
+  The episodes are the trials and samples that no trained policy plays.
+
+  Raises:
+    ValueError: the other run has other conditions, or no episodes to copy.
+  """
+  seeds = [FIRST_SEED[purpose] // SEEDS for purpose in UNTRAINED]
+  store.adopt(Path(config.reuse), read_conditions(config), seeds)
+
+
 def _open_mesh(config: Config) -> Mesh:
   """Connect the run's processes, and return the mesh of all their devices.
 
@@ -503,8 +533,8 @@ def _open_mesh(config: Config) -> Mesh:
     )
   first, *others = exchange(flatten(config))
   for other in others:
-    for name in first | other:
-      if name not in OF_PROCESS and other.get(name) != first.get(name):
+    for name, *_ in differences(first, other):
+      if name not in OF_PROCESS:
         raise ValueError(
           f"the processes have different --config.{name}: "
           "start all processes with the same value"
@@ -530,8 +560,3 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   # processes count as spent.
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
-
-
-def flatten(config: Config) -> dict[str, object]:
-  """Return a configuration's values by the name of the field, such as "bopo.lam"."""
-  return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]

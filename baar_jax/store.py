@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 import pandas
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import Config
+from baar_jax.config import SEEDS, Config
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 
+# The file in a run's directory with what its episodes depend on, beside the policy.
+CONDITIONS = "conditions.json"
 RESTORE = "restore the run's directory from a copy, or choose another --config.name"
 # Number of episodes that the processes of a run exchange in one message.
 SYNC_CHUNK = 256
@@ -38,10 +40,11 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     The episode's own fields, and these sums over its steps, by name. Dollars are US
     dollars.
       steps: number of all steps.
-      small_usd, large_usd: replies of SMALL, and replies of all costlier models with
+      small_usd, large_usd: billed replies of SMALL, and of all costlier models with
         their rejected proposals.
-      proposals_usd: rejected proposals of SMALL, without replayed ones.
-      judge_usd, router_usd: a judge's answers, and the router's compute.
+      proposals_usd: billed rejected proposals of SMALL, without replayed ones.
+      judge_usd, router_usd: the method's dollars of a judge's answers, and the router's
+        compute.
       retries_usd: failed attempts, with those that belong to no step (`lost_usd`).
       presumed_usd: worst cases of calls whose outcome is unknown.
   """
@@ -54,12 +57,12 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
         group = "large"
       elif group == "act":
         group = "small"
-      cost_usd = call.cost_usd
+      spent_usd = call.spent_usd
       # A replayed proposal costs nothing here, because it was paid when it was
       # recorded. The ledger subtracts the sum of proposals from the recorded calls.
       if group == "proposal" and call.replayed:
-        cost_usd = 0.0
-      usd[group] += cost_usd
+        spent_usd = 0.0
+      usd[group] += spent_usd
   names = (
     "score",
     "success",
@@ -75,7 +78,7 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     "small_usd": usd["small"],
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
-    "judge_usd": usd["judge"],
+    "judge_usd": sum(step.usd("judge") for step in steps),
     # `lost_usd` are the dollars of failed attempts that belong to no step.
     "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
@@ -91,6 +94,17 @@ _SCHEMA = (
   f"{', '.join(COLUMNS)}, equals TEXT, episode TEXT, PRIMARY KEY ({', '.join(KEY)}))",
   "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
 )
+
+
+# Fields of the configuration that may change between the stages of one run. A changed
+# field leaves stored results valid. It changes later trainings at most by the rounding
+# of sums.
+CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
+bopo.lam baselines profile.robustness evaluate value.cost_weights
+value.capped_cost_weights distributed max_usd dry_run models.key_variables
+models.token_limit_field models.timeout_s models.retries
+models.max_failures sft.micro_episodes"""
+CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 
 
 class Store:
@@ -223,6 +237,41 @@ class Store:
       for key in keys:
         self._db.execute(insert, (policy, call_budget, source, *key))
 
+  def adopt(
+    self, directory: Path, conditions: Mapping[str, Any], seeds: Sequence[int]
+  ) -> None:
+    """Copy all tasks and some episodes of another run, marked as reused, or nothing.
+
+    Args:
+      directory: the other run's directory, which stays unchanged.
+      conditions: what the episodes depend on; both runs must have the same.
+      seeds: the thousands of the seeds to copy.
+
+    Raises:
+      ValueError: the other run has other conditions, or no episodes to copy.
+    """
+    before = json.loads(require_file(directory / CONDITIONS).read_text())
+    for name, other, this in differences(before, conditions):
+      raise ValueError(
+        f"--config.reuse={directory} was played with other {name} ({other!r:.80}) than "
+        f"this command's ({this!r:.80}): make them equal, or leave out --config.reuse"
+      )
+    path = require_file(directory / "episodes.sqlite")
+    self._db.execute("ATTACH ? AS other", (str(path),))
+    groups = ", ".join(map(str, seeds))
+    with self._db:
+      self._db.execute("INSERT INTO tasks SELECT * FROM other.tasks")
+      self._db.execute(
+        "INSERT INTO episodes SELECT * FROM other.episodes "
+        f"WHERE seed / {SEEDS} IN ({groups})"
+      )
+      if not self._db.execute("UPDATE main.episodes SET reused = 1").rowcount:
+        raise ValueError(
+          f"--config.reuse={directory} has no episodes to copy: run its stages profile "
+          "and references first"
+        )
+    self._db.execute("DETACH other")
+
   def keys(self, policy: str) -> set[tuple[str, int]]:
     """Return the (task_id, seed) pairs of a policy's stored episodes."""
     return set(
@@ -343,6 +392,18 @@ class Store:
   def close(self) -> None:
     """Close the SQLite file."""
     self._db.close()
+
+
+def flatten(config: Config) -> dict[str, object]:
+  """Return a configuration's values by the name of the field, such as "bopo.lam"."""
+  return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]
+
+
+def differences(old: Mapping, new: Mapping) -> Iterator[tuple[str, Any, Any]]:
+  """Yield each name whose values differ, with both values; a missing one is None."""
+  for name in old | new:
+    if old.get(name) != new.get(name):
+      yield name, old.get(name), new.get(name)
 
 
 def require_file(path: Path) -> Path:

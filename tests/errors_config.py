@@ -71,10 +71,16 @@ CASES = [
     command,
     "--config.models.kind=chat",
     "--config.models.base_urls=('http://localhost:65536/v1',)",
+    "--config.max_usd=1",
   ),
   (
     "...Not a directory: 'README.md/quickstart'",
     lambda tmp: command("README.md"),
+  ),
+  (
+    "--config.max_usd is 0...cost money: about $30,499.32 and 73.7 hours by the dry...",
+    command,
+    "--config=configs/sciworld.py:paper",
   ),
   ("...no plain value...contains itself...", read_file, "c.bopo = c; return c"),
   (

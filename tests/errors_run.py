@@ -21,7 +21,14 @@ from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_SMALL, Planned
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
-from baar_jax.store import VERSION, Store, read_config, read_run, require_file
+from baar_jax.store import (
+  CONDITIONS,
+  VERSION,
+  Store,
+  read_config,
+  read_run,
+  require_file,
+)
 
 TASK = Task("t", "train", "do it", 9)
 ENDLESS = Task("t", "train", "do it", -1)
@@ -97,6 +104,28 @@ def forget_texts() -> Episode:
   for step in played.steps:
     step.observation = step.action = ""
   return played
+
+
+def reuse(tmp: Path, change: Callable[[Config], object]) -> None:
+  """Open a run that reuses another one, after a change of its configuration or files."""
+  with contextlib.closing(Run(tiny.config(tmp))) as run:
+    run.tasks("train")
+    run.store.add(tiny.episode("t", ALWAYS_SMALL.key))
+  config = tiny.config(tmp, "again")
+  config.reuse = str(run.dir)
+  change(config)
+  Run(config)
+
+
+def forget_episodes(config: Config) -> None:
+  with contextlib.closing(Store(Path(config.reuse, "episodes.sqlite"))) as store:
+    store._db.execute("DELETE FROM episodes")
+    store._db.commit()
+
+
+def change_prompts(config: Config) -> None:
+  path = Path(config.reuse, CONDITIONS)
+  path.write_text(path.read_text().replace("Action:", "Do:"))
 
 
 def differ(tmp: Path) -> None:
@@ -205,6 +234,18 @@ CASES = [
     read_recorded,
     lambda run: run.source.policies(jobs.BOUNDARIES, None),
   ),
+  (
+    "--config.reuse=TMP/tiny was played with other env.max_steps (10)...(9): make...",
+    reuse,
+    lambda config: vars(config.env).update(max_steps=9),
+  ),
+  (
+    "--config.reuse=TMP/tiny was played with other models.prices...",
+    reuse,
+    lambda config: vars(config.models).update(prices=((1.0,) * 3, (2.0,) * 3)),
+  ),
+  ("--config.reuse=TMP/tiny was played with other prompts...", reuse, change_prompts),
+  ("--config.reuse=TMP/tiny has no episodes to copy: run...", reuse, forget_episodes),
   ("the processes have different --config.seed: start all...", differ),
   (
     "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')...name the cheapest first...",

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import functools
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
 
 import pytest
@@ -138,6 +140,15 @@ def test_a_failed_attempt_is_billed_and_repeated(
   assert len(server.seen) == 2 and pair.slept == [0.5]
   usd = REPLY_USD * (fault in PAID), BOUND_USD * (fault in LOST)
   assert spent() == Spent((reply.call.cost_usd, 0.0), *usd)
+
+
+def test_as_many_calls_are_in_flight_as_episodes_live(server, connect):
+  together = threading.Barrier(20)
+  server.answer = lambda request: f"Action: {together.wait(4)}"
+  asks = functools.partial(ask, connect(retries=0), 0, MESSAGES, 0)
+  with ThreadPoolExecutor(20) as threads:
+    replies = [*threads.map(asks, range(20))]
+  assert len({reply.text for reply in replies}) == 20
 
 
 def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
@@ -288,6 +299,20 @@ def test_a_recorded_reply_is_replayed(server, connect):
   for number, (other, call) in enumerate(zip([*[pair] * 4, *others], calls), 3):
     ask(other, **call)
     assert len(server.seen) == number
+
+
+def test_without_prompt_caches_the_bill_stands_apart(server, connect, spent):
+  """The provider caches the whole prompt of the second call, and that of the judge."""
+  pair = connect(prompt_cache=False)
+  ask(pair)
+  task, run = DollarBudget(1.0), DollarBudget(1.0)
+  call = ask(pair, seed=8, task=task, run=run).call
+  assert call.usage.cached_tokens == 8
+  assert (call.cost_usd, call.spent_usd) == (REPLY_USD, CACHED_USD)
+  assert (task.settled_usd, run.settled_usd) == (REPLY_USD, CACHED_USD)
+  judge = pair.judge(connect().models[0].config)(TASK, 9, unlimited)
+  assert judge.reply(MESSAGES, 0).call.cost_usd == REPLY_USD
+  assert spent().at_most_usd == pytest.approx(REPLY_USD + CACHED_USD)
 
 
 def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):

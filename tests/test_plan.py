@@ -23,7 +23,8 @@ def table(config, capsys) -> dict[str, list[float]]:
   rows = {}
   for line in capsys.readouterr().out.replace(",", "").splitlines():
     if line.startswith((*STAGES, "in all")):
-      name, *cells = line.rsplit(maxsplit=3)
+      name, *cells = line.rsplit(maxsplit=4)
+      del cells[2]  # hours
       rows[name] = [*map(float, cells)]
   return rows
 
@@ -40,6 +41,10 @@ def test_a_dry_run_creates_no_file_and_needs_no_key(
   # 6 steps: 6 * 1000 + 150 * (0 + 1 + ... + 5) = 8250 tokens at $0.4 a million and 6 * 60 at $1.6;
   # LARGE five times as much. 16 * (0.0033 + 0.000576) * 6
   assert rows["profile"] == [32, 192, pytest.approx(0.3721, abs=5e-5)]
+  # 2 seconds a call; each live episode has one call at a time.
+  config.env.live_per_process = 4
+  hours = plan.tabulate(config, ["profile"]).hours["in all"]
+  assert hours == pytest.approx(192 * 2 / 4 / 3600)
   # References: 40 % of the tasks count as hard, 2 of 6 and 1 of 2, 3 samples each. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes; vanilla RL may need three times as many. Evaluation: 2 dev
   # and 3 test tasks; both boundaries, first-large(K=1), random, sft, bopo and vanilla, the last

@@ -10,9 +10,10 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.rules import RulePolicy
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.specs import Job, PolicySpec, seed_of
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.store import read_config
@@ -61,6 +62,24 @@ def test_a_run_with_another_option_is_refused(config):
   assert path.read_text() == changed
 
 
+def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
+  copied = [jobs.ALWAYS_SMALL.key, jobs.stratified_spec(config).key]
+  with contextlib.closing(Run(config)) as run:
+    tasks = run.tasks("dev")
+    for policy in (*copied, "sft"):
+      purpose = "dev" if policy == "sft" else "reference"
+      run.store.add(tiny.episode("t", policy, seed_of(purpose, 1)))
+  again = tiny.config(tmp_path, "again")
+  again.reuse = str(run.dir)
+  again.max_usd = again.bopo.kl_beta = 0.5
+  for _ in range(2):  # The second command finds the copies.
+    with contextlib.closing(Run(again)) as run:
+      table = run.store.table()
+      assert run.tasks("dev") == tasks and table.policy.tolist() == copied
+      # Each of the episodes cost 6 dollars, which the first run has paid.
+      assert table.reused.all() and run.budget.settled_usd == 0
+
+
 def test_an_unreadable_config_is_refused(config):
   path = use(config) / "config.json"
   stored = dataclasses.asdict(config)
@@ -97,19 +116,21 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
 
   class Dying(Sandbox):
     def reset(self, task_id):
-      if task_id == jobs[0].task.id:
+      if task_id == trials[0].task.id:
         raise EnvDied("the process was killed")
       return super().reset(task_id)
 
   def collect(env):
     run.source._envs = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
-    episodes = run.source.episodes("some", Planned(policy.spec, jobs), lambda _: policy)
+    episodes = run.source.episodes(
+      "some", Planned(policy.spec, trials), lambda _: policy
+    )
     return [(e.task_id, e.seed) for e in episodes]
 
   with contextlib.closing(Run(config)) as run:
-    jobs = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
-    keys = [job.key for job in jobs]
+    trials = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
+    keys = [job.key for job in trials]
     assert collect(Dying) == keys[1:]
     message = f"left out: {keys[0][0]} seed 0, some: the process was killed; run again"
     assert message in capsys.readouterr().out

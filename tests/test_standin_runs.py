@@ -34,6 +34,7 @@ def arguments(runs, server, stage="all", **settings) -> list[str]:
     "models__max_completion_tokens": 60,
     "models__prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
     "models__timeout_s": 10.0,
+    "max_usd": 9.0,
   }
   values |= {"models__base_urls": f"('{server.url}',)"} | settings
   options = [
@@ -48,9 +49,9 @@ def run(*given, **settings) -> int:
   return main.main(main.parse(arguments(*given, **settings), flags.FlagValues()))
 
 
-def query(runs, text):
+def query(runs, text, name="tiny"):
   """Query the run's SQLite file."""
-  with contextlib.closing(sqlite3.connect(runs / "tiny" / "episodes.sqlite")) as db:
+  with contextlib.closing(sqlite3.connect(runs / name / "episodes.sqlite")) as db:
     return db.execute(text).fetchall()
 
 
@@ -138,3 +139,10 @@ def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
     assert most_replies(tmp_path) == 1
     spent = read_spent(tmp_path / "tiny", 2)
     assert sum(spent.replies_usd) <= billed(server) <= spent.at_most_usd
+    # Another run with another training copies the profile: it asks nothing, pays nothing
+    # and needs no cap.
+    seen = len(server.seen)
+    again = {"name": "again", "reuse": tmp_path / "tiny", "bopo__kl_beta": 0.5}
+    assert run(tmp_path, server, "profile", max_usd=0.0, **again) == 0
+    counts = query(tmp_path, "SELECT count(*), sum(reused) FROM episodes", "again")
+    assert (len(server.seen), counts) == (seen, [(32, 32)])

@@ -81,7 +81,10 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
   e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
   small, large = e.steps
   small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
-  large.calls = [Call(1, Usage(10, 0, 5), 4.0, 2.0), call(1, 8.0, kind="retry")]
+  large.calls = [
+    Call(1, Usage(10, 9, 5), 4.0, billed_usd=3.0),
+    call(1, 8.0, kind="retry"),
+  ]
   large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
   large.calls += [call(1, 16.0, kind="presumed")]
   large.router_cost_usd = 0.25
@@ -98,13 +101,13 @@ def test_the_table_has_the_sums_worked_out_by_hand(store):
     large_calls=1,
     cost_usd=5.5,
     small_usd=1.0,
-    large_usd=4.0,
+    large_usd=3.0,  # as billed
     proposals_usd=0.5,
     judge_usd=0.125,
     retries_usd=8.0 + 32.0,
     router_usd=0.25,
     presumed_usd=16.0,
-    spent_usd=5.5 + 0.125 + 8.0 + 16.0 + 32.0,
+    spent_usd=4.5 + 0.125 + 8.0 + 16.0 + 32.0,
   )
   assert row == row | expected and math.isnan(row["call_budget"])
   assert len(store.table()) == 2 and store.table(["nobody"]).empty

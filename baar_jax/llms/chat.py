@@ -47,7 +47,10 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
-CONCURRENCY = 16  # The largest number of calls in flight at one model.
+# The largest number of calls in flight at one model. An episode has one at a time, so
+# the live episodes are the usual limit. This one keeps the connections of three models
+# below 1,024 open files, the usual limit of a process (our choice).
+CONCURRENCY = 256
 # The headers that providers other than OpenAI get. The SDK adds others, some of which
 # name the user's account at OpenAI. The last one makes it return an answer's bytes.
 HEADERS = (
@@ -105,12 +108,16 @@ class ChatPair:
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], "ChatAgent"]:
     """Prepare the judge, the model that a zero-shot router asks.
 
+    Its dollars have a prompt cache only if those of the models to choose from have one.
+
     Args:
       config: the configuration of this model.
 
     Returns:
       A function that starts an agent for a task, a seed and the episode's `reserve`.
     """
+    prompt_cache = self.models[0].config.prompt_cache
+    config = dataclasses.replace(config, prompt_cache=prompt_cache)
     judge = ChatModel(self, config, 0, len(self.names))
     self.models.append(judge)
     return functools.partial(ChatAgent, judge)
@@ -287,7 +294,7 @@ class ChatModel:
     Args:
       number: the recorded call of the attempt.
       outcome: the outcome of the attempt.
-      usd: the cost of the attempt.
+      usd: the billed dollars of the attempt.
       bound_usd: the worst case of the attempt.
       reply: the reply; None if the attempt failed.
 
@@ -432,15 +439,28 @@ class ChatAgent(Agent):
         if outcome.kind != PRESUMED:
           # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
           cost.usd = model.price.cost_usd(outcome.usage)
+        spent_usd = cost.usd
+        if outcome.kind == REPLY and not model.config.prompt_cache:
+          cost.billed_usd = spent_usd
+          uncached = dataclasses.replace(
+            outcome.usage, cached_tokens=0, cache_write_tokens=0, hour_write_tokens=0
+          )
+          cost.usd = model.price.cost_usd(uncached)
         reply = None
-        call = Call(model.index, outcome.usage, cost.usd, kind=outcome.kind)
+        call = Call(
+          model.index,
+          outcome.usage,
+          cost.usd,
+          kind=outcome.kind,
+          billed_usd=cost.billed_usd,
+        )
         if outcome.kind == REPLY:
           latency_s = time.monotonic() - start_s
           call = dataclasses.replace(call, kind="act", latency_s=latency_s)
           reply = Reply(outcome.text, call, tuple(lost))
         elif outcome.kind != FAILED:
           lost.append(call)
-        model.settle(number, outcome, cost.usd, bound_usd, reply)
+        model.settle(number, outcome, spent_usd, bound_usd, reply)
       if reply:
         return reply
       if outcome.hopeless or attempt == model.config.retries:

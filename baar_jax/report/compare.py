@@ -267,15 +267,16 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
     A row per policy, by its key.
   """
   table = data.entries.drop(columns="trained")
-  table = table.join(data.mean(["deciding_usd", "steps", "large_calls", "spent_usd"]))
+  columns = ["deciding_usd", "counted_usd", "spent_usd", "steps", "large_calls"]
+  table = table.join(data.mean(columns))
   for column in COMPARED_COLUMNS:
     table = table.join(intervals(column, data.resampled[column]))
-  used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
+  used = table.large_calls.where(table.call_budget.notna(), table.counted_usd)
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
   episodes = data.episodes
   # A tiny difference may come from the rounding of floats, and is no overspend.
-  over = episodes.spent_usd > episodes.usd_budget + 1e-12
+  over = episodes.counted_usd > episodes.usd_budget + 1e-12
   over |= episodes.large_calls > episodes.call_budget
   table["overspends"] = over.groupby(episodes.policy).sum()
   return table

@@ -132,12 +132,14 @@ FOLDS = (
       *METRICS,
       "cost_usd",
       "deciding_usd",
+      "spent_usd",
       "large_calls",
       "steps",
       "use_share",
       "overspends",
     ),
-    "Dollars, calls and steps are per task; deciding dollars are the router's. λ is "
+    "Dollars, calls and steps are per task; deciding dollars are the router's, and "
+    "spent dollars what all calls were billed, with the provider's prompt cache. λ is "
     "the cost weight in a router's training, and a cost weight is the score that one "
     "normalised dollar costs. A cap-conditioned policy reads what is left of its cap; "
     "a cap-blind one decides as if there were no cap, until the cap is spent. A "

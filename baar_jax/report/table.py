@@ -43,9 +43,10 @@ class Evaluation:
       `lam` and its caps (NaN without), and whether it has a router for each training
       seed.
     episodes: a row per policy, task and seed, with the columns of `Store.table`,
-      `deciding_usd` (dollars of the router and the judge), `training_seed` (its number,
-      from 0), `difficulty` (of the task, by the boundaries' episodes on this split),
-      `hard` (whether it is "hard") and `hard_usd` (the dollars if so, else 0).
+      `deciding_usd` (dollars of the router and the judge), `counted_usd` (the method's
+      dollars of all calls, which a cap counts), `training_seed` (its number, from 0),
+      `difficulty` (of the task, by the boundaries' episodes on this split), `hard`
+      (whether it is "hard") and `hard_usd` (the dollars if so, else 0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and seed that are left out, because a policy
       has no episode of them.
@@ -168,6 +169,8 @@ def load_split(
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
+  failed_usd = episodes.retries_usd + episodes.presumed_usd
+  episodes["counted_usd"] = episodes.cost_usd + episodes.judge_usd + failed_usd
   successes = episodes.groupby(["task_id", "policy"]).success.agg(list)
   trials = successes.unstack()[[*BOUNDARY_KEYS]]
   difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)

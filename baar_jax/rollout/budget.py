@@ -122,7 +122,7 @@ class DollarBudget:
     ended.
     """
     # The two sums of floats may differ in the last bits, so the difference is rounded.
-    steps_usd = sum(step.spent_usd for step in steps)
+    steps_usd = sum(step.counted_usd for step in steps)
     return max(0.0, round(self.settled_usd - steps_usd, 12))
 
   def allows(self, usd: float) -> bool:
@@ -186,8 +186,8 @@ def reserve(
   """Reserve a call's worst case in the budgets of its episode and of the run.
 
   The call is made inside the `with` statement. When it has ended, also by an error, its
-  cost is settled in both budgets. The cost is the `usd` of the yielded Cost, $0 unless
-  the call sets it.
+  cost is settled in both budgets: the method's dollars in the episode's, the billed
+  ones in the run's. The yielded Cost has both, $0 unless the call sets them.
 
   Args:
     episode: the episode's budget; None is no cap.
@@ -213,12 +213,19 @@ def reserve(
           f"a call may cost ${usd:.6f}, but only ${remaining_usd:.6f} remains of the "
           f"cap of ${budget.limit_usd:g}"
         )
-      stack.callback(
-        lambda budget=budget, reservation=reservation: budget.settle(
-          reservation, cost.usd
-        )
-      )
+      is_billed = refusal is CapReached
+      stack.callback(_settle, budget, reservation, cost, is_billed)
     yield cost
+
+
+def _settle(
+  budget: DollarBudget, reservation: object, cost: Cost, is_billed: bool
+) -> None:
+  """Settle the billed dollars of a call in a budget, or those of the method."""
+  usd = cost.usd
+  if is_billed and cost.billed_usd is not None:
+    usd = cost.billed_usd
+  budget.settle(reservation, usd)
 
 
 # The function `reserve` without budgets: it never refuses a call.

@@ -26,6 +26,8 @@ FIRST_SEED: dict[Purpose, int] = {
   "robustness": 5000,
   "rollout": 10_000,
 }
+# The purposes for which only untrained policies play.
+UNTRAINED: tuple[Purpose, ...] = ("profile", "reference", "exploration", "robustness")
 PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 
 
@@ -65,7 +67,7 @@ class Cap:
     if calls is not None:
       calls -= sum(step.large_calls for step in steps)
     if usd is not None:
-      usd = max(0.0, usd - sum(step.spent_usd for step in steps))
+      usd = max(0.0, usd - sum(step.counted_usd for step in steps))
     return Cap(calls, usd)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.config import Config
+from baar_jax.config import RECORDED, Config
 from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
@@ -17,9 +17,10 @@ from baar_jax.rivals import families
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.run import adopt_episodes
 from baar_jax.store import Store, read_config
 
-# The next five numbers are assumed if a run has no stored episodes (our choice). STEPS
+# The next numbers are assumed if a run has no stored episodes (our choice). STEPS
 # is the length of an episode as a share of `--config.env.max_steps`.
 STEPS = 0.6
 # Share of hard tasks among all tasks, if no profile is stored.
@@ -28,11 +29,15 @@ HARD_TASKS = 0.4
 PROMPT = 1000
 # Number of tokens of a model's reply.
 REPLY = 60
+# Seconds of a step with an API model: one until the first token, the reply at the
+# paper's 80 tokens per second, and the rest for the environment and the router.
+STEP_S = 2.0
 # Tokens of the judge per step: prompt, cached prompt, reply.
 JUDGED = Usage(1000, 0, 200)
 FORMATS = {
   "episodes": "{:,.0f}".format,
   "calls": "{:,.0f}".format,
+  "hours": "{:,.1f}".format,
   "dollars": "{:,.4f}".format,
 }
 
@@ -47,11 +52,42 @@ def main(config: Config, stages: Sequence[str]) -> None:
     config: the configuration.
     stages: names of the stages.
   """
+  rows = tabulate(config, stages)
+  print("dry run: nothing is played or paid; estimates, at list prices")
+  print(rows.to_string(formatters=FORMATS))
+
+
+def require_cap(config: Config, stages: Sequence[str]) -> None:
+  """Raise an error if stages are expected to cost money, and the run has no cap.
+
+  Raises:
+    ValueError: --config.max_usd is 0; the message has the estimates of the dry run.
+  """
+  if config.max_usd or config.models.kind == "scripted" or config.env.kind == RECORDED:
+    return
+  total = tabulate(config, stages).loc["in all"]
+  if total.dollars:
+    raise ValueError(
+      "--config.max_usd is 0, but these models cost money: about "
+      f"${total.dollars:,.2f} and {total.hours:,.1f} hours by the dry run; set "
+      "--config.max_usd to the most dollars that this run may spend"
+    )
+
+
+def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
+  """Estimate the remaining work of stages.
+
+  Returns:
+    A row per stage and the row "in all", with the columns FORMATS. Hours are those of
+    API models, without trainings.
+  """
   path = Path(config.runs) / config.name / "episodes.sqlite"
   # This call raises an error if the run has a configuration and its store is missing.
   read_config(path.parent)
   # The dry run reads a copy in memory, because another process may be using the file.
   store = Store(path if path.exists() else ":memory:", in_memory=True)
+  if config.reuse and not store.tasks("train"):
+    adopt_episodes(config, store)
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
@@ -59,11 +95,13 @@ def main(config: Config, stages: Sequence[str]) -> None:
       stored = store.keys(spec.key)
       missing = [job for job in planned if job.key not in stored]
       calls, usd = estimate(config, outcomes, spec)
-      rows.loc[stage] += [len(missing), len(missing) * calls, len(missing) * usd]
+      rows.loc[stage] += [len(missing), len(missing) * calls, 0.0, len(missing) * usd]
   store.close()
+  if config.models.kind == "chat":
+    live = config.env.live_episodes * config.distributed.processes
+    rows.hours = rows.calls * STEP_S / live / 3600
   rows.loc["in all"] = rows.sum()
-  print("dry run: nothing is played or paid; estimates, at list prices")
-  print(rows.to_string(formatters=FORMATS))
+  return rows
 
 
 def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
