@@ -10,8 +10,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import program
 from flax import nnx
-from program import finish, interrupt, rows, start, updates
+from program import finish, interrupt, rows, updates
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.mesh import one_device
@@ -21,14 +22,12 @@ from baar_jax.router.weights import load_pretrained
 from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
+start = partial(program.start, config="../tests/steady_adam.py")
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
 FLAGS = [
   f"--config.bopo.updates={UPDATES}",
   "--config.baselines.rivals=()",
   "--config.evaluate.shares=(0.5,)",
-  # With its usual eps, Adam would amplify gradients that consist of rounding errors.
-  "--config.sft.adam_eps=0.01",
-  "--config.bopo.adam_eps=0.01",
 ]
 
 
