@@ -44,24 +44,6 @@ def test_shipped_configs_are_valid(name):
       get_config("other")
 
 
-def test_the_defaults_are_the_papers_settings():
-  c = Config()
-  validate(c)
-  assert (
-    c.profile.trials,
-    c.references.samples,
-    c.sft.batch_episodes,
-    c.bopo.group_size,
-    c.evaluate.call_budgets,
-  ) == (5, 20, 64, 8, (5, 10, 15))
-  assert (c.sft.learning_rate, c.bopo.learning_rate) == (2e-5, 1e-6)
-  assert (c.bopo.lam, c.bopo.r_hard, c.bopo.kl_beta) == (
-    (0.1, 0.3, 0.5, 0.7, 0.9),
-    0.5,
-    0.04,
-  )
-
-
 # Keys that a user has written in place of the names of their variables.
 KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)
 # Fields, and values that each of them refuses.
@@ -133,7 +115,7 @@ def test_every_number_has_bounds():
   numbers = [
     schema for schema in schemas if schema.get("type") in ("number", "integer")
   ]
-  assert len(numbers) > 60
+  assert len(numbers) > 50
   for number in numbers:
     assert number.get("minimum", number.get("exclusiveMinimum", -1)) >= 0, number
     assert number.get("maximum", number.get("exclusiveMaximum", math.inf)) <= 1e12, (
