@@ -202,17 +202,6 @@ def test_repetition_is_counted_and_no_offer_gives_no_facts():
   assert np.flatnonzero(weak).tolist() == [0, 2]
 
 
-def test_progress_by_hand():
-  """The third step has a proposal of LARGE."""
-  assert [tracker.progress for tracker in follow(EPISODE)] == [
-    (0, 0, 9),
-    (1, 0, 9),
-    (2, 1, 9),
-    (3, 2, 9),
-    (4, 3, 9),
-  ]
-
-
 def test_the_inputs_of_a_proposal_by_hand():
   """Tea has half of the weight of the task's words. At most four trials count."""
   steps = [Step("A hall", 0, "take tea")] * 5 + [Step("Tea: take tea, go", 0, "")]
