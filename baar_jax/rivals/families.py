@@ -258,10 +258,9 @@ def _with_thresholds(config: Config, router: PolicySpec) -> list[PolicySpec]:
 
 
 def _router_points(config: Config, router: PolicySpec) -> Points:
-  """List a router's policies; under caps only argmax, unless `budget_rules` is set."""
+  """List a router's policies; under caps only the first, argmax."""
   points = _with_thresholds(config, router)
-  capped = points if config.evaluate.budget_rules else points[:1]
-  return Points(points, capped)
+  return Points(points, points[:1])
 
 
 def _list_sft(config: Config, name: str) -> list[Points]:
