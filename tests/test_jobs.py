@@ -3,13 +3,20 @@
 import collections
 import itertools
 
+import numpy as np
 import pytest
 
-from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
+from baar_jax.config import (
+  SEEDS,
+  Config,
+  ProfileConfig,
+  ReferencesConfig,
+  SamplePlan,
+)
 from baar_jax.episode import Task
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, ProfiledTasks, new_trials
-from baar_jax.rollout.specs import seed_of
+from baar_jax.rollout.specs import FIRST_SEED
 
 
 def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
@@ -21,8 +28,10 @@ def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
     new = [("t", seed) for seed in (5000, 5003, 5004, 5005)]
     expected = [("t", 0), ("t", 1), *new, ("d", 0), ("d", 1)]
     assert [job.key for job in planned.jobs] == expected
+  # No purpose can have so many trials that it reaches the next one's first seed.
   trials = [k for count in range(1, 45) for k in new_trials(count)]
-  assert trials == [*range(990)] and seed_of("robustness", 990) < seed_of("rollout", 0)
+  assert trials == [*range(990)] and SEEDS > 990
+  assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 
 
 @pytest.mark.parametrize("count, size", [(6, 2), (7, 3), (3, 8)])
