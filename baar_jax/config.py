@@ -317,8 +317,6 @@ class SFTConfig:
       heads too). A smaller number needs less memory.
     learning_rate: Highest learning rate of the schedule, also for the cascade's scorer
       and the single-turn classifier.
-    adam_eps: Epsilon of AdamW. If it exceeds most entries of the gradient, the entries
-      of a step keep their relative sizes, which makes short trainings less noisy.
   """
 
   updates: int = Field(150, gt=0, lt=1_000_000)
@@ -326,7 +324,6 @@ class SFTConfig:
   batch_episodes: int = positive(64)
   micro_episodes: int = positive(16, 100_000)
   learning_rate: float = positive(2e-5, 1)
-  adam_eps: float = positive(1e-8, 1)
 
 
 @section
@@ -350,13 +347,11 @@ class BoPOConfig:
     learning_rate: Learning rate of AdamW.
     last_rate: Learning rate after the last gradient step, as a share of
       `learning_rate`. It falls to this share by a cosine; 1 is a constant rate (paper).
-    adam_eps: Epsilon of AdamW, as in SFTConfig.
     updates: Number of updates. Each plays one rollout batch and learns from it.
     tasks_per_update: Number of tasks per rollout batch.
     epochs: Number of training passes over each rollout batch.
     vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
-      but the next are BoPO's.
-    vanilla_adam_eps: Epsilon of its AdamW, as in SFTConfig.
+      are BoPO's.
   """
 
   lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
@@ -372,12 +367,10 @@ class BoPOConfig:
   clip: tuple[()] | tuple[Clip, Clip] = ()
   learning_rate: float = positive(1e-6, 1)
   last_rate: float = Field(1.0, ge=0, le=1)
-  adam_eps: float = positive(1e-8, 1)
   updates: int = Field(100, gt=0, lt=1_000_000)
   tasks_per_update: int = positive(8, 100_000)
   epochs: int = positive(1, 1000)
   vanilla_learning_rate: float = positive(1e-6, 1)
-  vanilla_adam_eps: float = positive(1e-8, 1)
 
   @validator
   def _check(self) -> Self:

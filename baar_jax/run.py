@@ -67,7 +67,6 @@ class Run:
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
     self.mesh = _open_mesh(config)
-    self.tokenizer = self.dir / "tokenizer"
     number = "" if self.is_main else f"-{config.distributed.process}"
     path = self.dir / f"episodes{number}.sqlite"
     try:

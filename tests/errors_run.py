@@ -161,7 +161,7 @@ CASES = [
   (
     "TMP/store was made by an older or a newer version...choose another --config.name",
     change_store,
-    f"PRAGMA user_version = {VERSION + 1}",
+    f"PRAGMA user_version = {VERSION - 1}",
     lambda store: Store(store._path),
   ),
   (

@@ -77,36 +77,6 @@ def test_a_checkpoint_of_another_structure_is_refused(whole):
     assert_refused(whole, state(0) | {"params": params})
 
 
-DAMAGES = {
-  "gone": lambda content: None,
-  "half": lambda content: content[: len(content) // 2],
-  "garbage": lambda content: bytes(byte ^ 0x5A for byte in content),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_damage_of_a_needed_file_is_noticed(whole, tmp_path, how):
-  """With any one file damaged, there are right values or an error, never wrong values."""
-  noticed = 0
-  for number, file in enumerate(whole.glob("20/**/*")):
-    if file.is_dir():
-      continue
-    directory = shutil.copytree(whole, tmp_path / str(number))
-    copy = directory / file.relative_to(whole)
-    copy.unlink()
-    damaged = DAMAGES[how](file.read_bytes())
-    if damaged is not None:
-      copy.write_bytes(damaged)
-    try:
-      assert_restored(directory, 20)
-    except ValueError:
-      assert_refused(directory)
-      noticed += 1
-      shutil.rmtree(directory / "20")  # as the message advises
-      assert_restored(directory, 10)
-  assert noticed > 1
-
-
 def test_a_full_disk_is_an_error_of_one_line(whole, tmp_path):
   """It names the newest checkpoint. Nothing else is printed, though Orbax uses threads."""
   directory = shutil.copytree(whole, tmp_path / "sft")

@@ -229,7 +229,6 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   episodes = data.episodes
   assert {*zip(episodes.seed, episodes.training_seed)} == {(3000, 0), (3001, 1)}
   assert episodes.policy.value_counts().tolist() == [23, 23]
-  assert data.episodes.policy.value_counts().tolist() == [23, 23]
 
 
 NAME = "budget-conditioned router"

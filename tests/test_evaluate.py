@@ -2,16 +2,15 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import tiny
 
-from baar_jax.config import SEEDS, BaselinesConfig
+from baar_jax.config import BaselinesConfig
 from baar_jax.episode import SMALL
 from baar_jax.open import Loader
 from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
-from baar_jax.rollout.specs import FIRST_SEED, Job
+from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
@@ -45,21 +44,6 @@ def run(tmp_path_factory):
     stage(run)
   yield run
   run.close()
-
-
-def test_each_purpose_has_seeds_of_its_own(run):
-  table = run.store.table()
-  seeds = table.groupby(table.task_id.str.split("-").str[0]).seed.agg(set).to_dict()
-  # Two trials of the profile and three references, then dev, test or rollouts.
-  shared = {0, 1, 1001, 1002, 1003}
-  assert seeds["dev"] == shared | {2000}
-  assert seeds["test"] == {3000}
-  # Vanilla RL rolls out two more batches at most if the first has equal rewards.
-  assert (
-    shared | {10_000, 10_001} <= seeds["train"] <= shared | {*range(10_000, 10_006)}
-  )
-  # No purpose can have so many trials (1000) that it reaches the next one's first seed.
-  assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 
 
 def test_every_policy_plays_every_dev_task_within_its_cap(run):

@@ -1,30 +1,23 @@
 """Check the targets of value heads by hand, and that the heads solve a small problem."""
 
 import itertools
-from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
-from baar_jax.conditioned import fit, heads, policy
+from baar_jax.conditioned import fit, heads
 from baar_jax.conditioned.fit import Regime, Transitions, fit_heads
 from baar_jax.conditioned.heads import Heads, Scale
-from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
-from baar_jax.config import Config, ValueConfig
+from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
-from baar_jax.learn.checkpoint import RouterFiles
-from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router.inputs import (
   BUCKETS,
   DIRECTIONS,
   TERMS,
-  StateReader,
   Vocabulary,
   describe,
-  learn_vocabulary,
   read_states,
 )
 
@@ -171,31 +164,3 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight(monkeypatch):
     # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
     best_S = np.cumsum(np.maximum(gains, 0)[::-1])[::-1]
     np.testing.assert_allclose(value_S + advantage_SxA.max(axis=1), best_S, atol=0.08)
-
-
-def test_policy_and_fit_see_equal_states_and_terms(tmp_path, monkeypatch):
-  """A policy reads an episode step by step. Without a cost weight, the least one counts."""
-  played = tiny.episode(models="SLS")
-  vocabulary = learn_vocabulary({"t": TASK}, [played])
-  config = ValueConfig(heads=2)
-  scale, data = fit.prepare(vocabulary, {"t": TASK}, [played], 1.0)
-  drawn = fit.draw_start(config, scale, 2, 0)
-  files = RouterFiles(tmp_path, Config(), mesh=None)
-  values = ValueFunction(drawn, (1.0, 0.5), files.billing)
-  states = data.states
-  estimate = Mock(wraps=heads.estimate)
-  monkeypatch.setattr(policy, "estimate", estimate)
-  # A cap-blind policy has the terms of no cap.
-  for weight, lefts in ((None, [3, 3, 2]), (0.7, [np.inf] * 3)):
-    spec = PolicySpec("conditioned", cost_weight=weight, cap_conditioned=not weight)
-    router = ConditionedPolicy(spec, StateReader(vocabulary), values)
-    live = Live(Job(TASK, "dev", 0), Cap(3))
-    for n, left in enumerate(lefts):
-      live.observation = played.steps[n].observation
-      (decision,) = router.choose([live])
-      _, (features,), (terms,) = estimate.call_args.args
-      np.testing.assert_allclose(features, states.features_NxD[n], atol=1e-5)
-      expected = describe(left, 1 / (1 + (weight or 0.5)), states.progress_NxP[n])
-      np.testing.assert_allclose(terms, expected, rtol=1e-6)
-      live.steps.append(played.steps[n])
-  assert type(decision.known) is float  # JSON has no numbers of NumPy

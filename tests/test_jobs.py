@@ -1,14 +1,37 @@
-"""Check the order in which tasks are rolled out, and the keys of what learns."""
+"""Check the trials and samples of tasks, and the order in which they are rolled out."""
 
 import collections
 import itertools
 
+import numpy as np
 import pytest
 
-from baar_jax.config import Config, ReferencesConfig, SamplePlan
+from baar_jax.config import (
+  SEEDS,
+  Config,
+  ProfileConfig,
+  ReferencesConfig,
+  SamplePlan,
+)
 from baar_jax.episode import Task
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ProfiledTasks
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, ProfiledTasks, new_trials
+from baar_jax.rollout.specs import FIRST_SEED
+
+
+def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
+  tasks = [Task("t", "train", "", 9), Task("d", "dev", "", 9)]
+  config = Config(profile=ProfileConfig(2, robustness=(1, 3)))
+  for planned, key in zip(jobs.list_profile(config, tasks), BOUNDARY_KEYS):
+    assert planned.spec.key == key
+    # Trial 0 of one; before the trials of three are those of one and of two.
+    new = [("t", seed) for seed in (5000, 5003, 5004, 5005)]
+    expected = [("t", 0), ("t", 1), *new, ("d", 0), ("d", 1)]
+    assert [job.key for job in planned.jobs] == expected
+  # No purpose can have so many trials that it reaches the next one's first seed.
+  trials = [k for count in range(1, 45) for k in new_trials(count)]
+  assert trials == [*range(990)] and SEEDS > 990
+  assert min(np.diff(sorted(FIRST_SEED.values()))) >= SEEDS
 
 
 @pytest.mark.parametrize("count, size", [(6, 2), (7, 3), (3, 8)])

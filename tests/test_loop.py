@@ -125,11 +125,8 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
     # If all attempts fail, a cheaper model acts, and LARGE's call is given back.
     (2, 1.0, {"texts": {(1, "large"): GONE}}, "LLSLS", "LsLs"),
     (2, 1.0, {"texts": {1: GONE}}, "SLS", "S-"),
-    # In a cascade SMALL proposes, if the budgets leave a choice.
-    (None, None, SMALL, "SSL", "SL"),
-    (1, None, SMALL, "SLS", "Ls"),
-    (None, 1.0, SMALL | {"texts": {(0, "large"): GONE}}, "SL", "s"),
-    # In the end neither model fits; after the paid proposal LARGE does not fit.
+    # In a cascade SMALL proposes first; tests/test_trio.py has its other cases. In the
+    # end neither model fits; after the paid proposal LARGE does not fit.
     (None, LITTLE, SMALL, "SL", "L-"),
     (None, LITTLE, SMALL, "SS", "Ss"),
   ],

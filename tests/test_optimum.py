@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import (
   BROKEN,
@@ -20,7 +20,6 @@ from baar_jax.envs.sandbox.adapter import (
 )
 from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.report.compare import exact_frontier
 from baar_jax.rivals.optimum import Exact
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.rules import RulePolicy
@@ -50,12 +49,6 @@ def play(rule, tasks, calls=None):
   policy = RulePolicy(PolicySpec("p"), rule)
   policy.spec = policy.spec.under(Cap(calls))
   return list(run_episodes(jobs, policy, pair, [env]))
-
-
-def coin(p):
-  """Make a rule that chooses LARGE with probability p."""
-  draw = np.random.default_rng(0)
-  return lambda live, spec: int(draw.random() < p)
 
 
 def prompt_tokens(step):
@@ -145,22 +138,20 @@ def test_the_optimum_is_that_of_full_histories(calls, mu):
     CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
   exact = Exact(MODELS, FEW_STEPS, FEW, Harsh())
-  point = exact.solve(mu, calls=calls)[0]
+  point = exact.solve(mu, calls)[0]
   rule = exact.optimal_rule(mu, calls)
   most_calls = FEW_STEPS if calls is None else calls
   expected = brute_force(Harsh(), mu, most_calls, rule)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("p, calls", [(0.4, None), (None, 3)])
-def test_exact_values_are_those_of_episodes(exact, p, calls):
+@pytest.mark.parametrize("calls", [None, 3])
+def test_exact_values_are_those_of_episodes(exact, calls):
   """The means of 1,500 episodes are within 3 standard errors.
 
-  Without p the policy is the optimal one. The cost of a call depends only on its step
-  and its model.
+  The cost of a call depends only on its step and its model.
   """
-  rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
-  episodes = play(rule, 1500, calls)
+  episodes = play(exact.optimal_rule(MU, calls), 1500, calls)
   for e in episodes:
     for number, step in enumerate(e.steps):
       expected = exact.call_usd_SxM[number, step.model]
@@ -168,17 +159,9 @@ def test_exact_values_are_those_of_episodes(exact, p, calls):
       assert step.cost_usd == pytest.approx(expected, rel=1e-12)
   values = np.array([[e.cost_usd for e in episodes], [e.score for e in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
-  assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
+  assert (np.abs(values.mean(axis=1) - exact.solve(MU, calls)[0]) < 3 * errors).all()
 
 
-def test_the_exact_frontier_keeps_its_figures(exact):
-  """All comparisons depend on it."""
-  config = Config(models=MODELS)
-  config.env.kind = "sandbox"
-  config.env.max_steps = 18
-  small = exact.solve(p=0.0)[0]
-  large = exact.solve(p=1.0)[0]
-  assert small.success == pytest.approx(0.3602, abs=1e-4)
-  assert large.success == pytest.approx(0.7141, abs=1e-4)
-  assert large.cost_usd / small.cost_usd == pytest.approx(6.8585, abs=1e-3)
-  assert exact_frontier(config).area == pytest.approx(0.8046, abs=1e-4)
+def test_the_optimum_keeps_its_figures(exact):
+  """All comparisons in the sandbox depend on them."""
+  assert exact.solve(MU)[0] == pytest.approx((2.1258e-3, 0.6098), rel=1e-4)

@@ -22,7 +22,7 @@ from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
-from baar_jax.router.inputs import States
+from baar_jax.router.inputs import States, describe
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.view import View
 
@@ -176,7 +176,15 @@ def test_a_threshold_weighs_the_dollars_of_three_models():
   assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.15, rel=1e-3)
 
 
-def test_a_switch_costs_the_dollars_of_a_cold_prompt(monkeypatch):
+@pytest.mark.parametrize(
+  "weight, cap_conditioned, left, unit",
+  # Without a cost weight the least one counts, and a cap-blind policy sees no cap. At
+  # cost weight 1 a dollar weighs 1/2 / 0.005, at 0.25 it weighs 1/5 / 0.005.
+  [(1.0, False, np.inf, 100), (None, True, 2, 40)],
+)
+def test_heads_read_cap_and_weight_and_the_dollars_of_a_switch(
+  monkeypatch, weight, cap_conditioned, left, unit
+):
   """SMALL has read 100 of the next 200 tokens. A quarter of a price pays for a warm token.
 
   The picked model has probability 1. At the end the reader forgets the episode.
@@ -186,24 +194,30 @@ def test_a_switch_costs_the_dollars_of_a_cold_prompt(monkeypatch):
   scale = Scale(None, None, 0.005, 100, 0, length_Q=np.arange(4.0))
   situations = []
   pick = lambda advantage_A, situation: situations.append(situation) or 2  # noqa: E731
-  values = ValueFunction(Heads(None, scale), [0.5], billing, pick)
+  values = ValueFunction(Heads(None, scale), [0.5, 0.25], billing, pick)
   states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
   reader = Mock(**{"read.return_value": states})
-  advantages = lambda *_: (None, np.zeros((1, 3)))  # noqa: E731
-  monkeypatch.setattr("baar_jax.conditioned.policy.estimate", advantages)
-  spec = PolicySpec("conditioned", cost_weight=1.0)
+  estimate = Mock(return_value=(None, np.zeros((1, 3))))
+  monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
+  spec = PolicySpec("conditioned", cost_weight=weight, cap_conditioned=cap_conditioned)
   policy = ConditionedPolicy(spec, reader, values)
   live = start(0)
+  live.cap = Cap(2)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
   (decision,) = policy.choose([live])
   assert (decision.model, decision.logp, *decision.p_A) == (2, 0.0, 0, 0, 1)
+  assert type(decision.known) is float  # JSON has no numbers of NumPy
   policy.finish(live)
   reader.forget.assert_called_once_with(live)
   (situation,) = situations
-  # $0.000075, $0.0003 and $0.0015 more than a warm prompt: 100 units of value a dollar.
-  np.testing.assert_allclose(situation.switch_A, [0.0075, 0.03, 0.15])
+  # What each prompt costs more than a warm one.
+  dollars_A = np.array([0.000075, 0.0003, 0.0015])
+  np.testing.assert_allclose(situation.switch_A, unit * dollars_A)
   assert situation.models == [0]
+  _, _, (terms_T,) = estimate.call_args.args
+  expected = describe(left, 1 - unit * 0.005, states.progress_NxP[0])
+  np.testing.assert_allclose(terms_T, expected, rtol=1e-6)
 
 
 # A switch to SMALL weighs 0.015, to LARGE 0.15, to the intermediate model 0.03.

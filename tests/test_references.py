@@ -3,6 +3,7 @@
 import pytest
 import tiny
 
+from baar_jax.episode import Task
 from baar_jax.paper import references
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
@@ -106,6 +107,12 @@ def test_robustness_compares_new_trials_else_nested_ones(
 ):
   rows = references.measure_robustness(BASE, base_trials, repeats)
   assert [list(row.values()) for row in rows] == expected
+
+
+def test_tasks_without_a_profile_are_left_out():
+  profiles = profiles_of({"h": "0 1", "e": "1 0"})
+  tasks = [Task(name, "train", "", 9) for name in ("lost", "h", "e")]
+  assert references.split_by_profile(tasks, profiles) == (tasks[1:2], tasks[2:])
 
 
 def test_the_cheapest_episode_by_dollars_calls_steps_and_order():

@@ -38,9 +38,3 @@ def test_boundary_reward():
 def test_advantage(reward_G, reference, options, expected):
   advantage_G = rewards.reference_advantage(reward_G, reference, **options)
   np.testing.assert_allclose(advantage_G, expected, atol=1e-12)
-
-
-def test_rewards_are_one_group_of_finite_numbers():
-  for reward_G, reference in (([], 0.0), (1.0, 0.0), ([0.0, 1.0], np.inf)):
-    with pytest.raises(ValueError, match="one non-empty group of finite numbers"):
-      rewards.reference_advantage(reward_G, reference)

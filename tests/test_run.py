@@ -83,15 +83,8 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
 def test_an_unreadable_config_is_refused(config):
   path = use(config) / "config.json"
   stored = dataclasses.asdict(config)
-  for change in (
-    {"models": {"field_of_another_version": 1}},
-    {"env": {"options": 3}},
-    {"bopo": 3},
-    {"distributed": {"processes": None}},
-  ):
-    path.write_text(json.dumps(stored | change))
-    assert_refused(config, "config.json is damaged, or .* older version: restore")
-  for text in ("[]", "null", "\x00", "[" * 100_000):
+  another_version = json.dumps(stored | {"models": {"field_of_another_version": 1}})
+  for text in (another_version, "null", "\x00", "[" * 100_000):
     path.write_text(text)
     assert_refused(config, "config.json is damaged, or .* older version: restore")
 

@@ -91,10 +91,8 @@ def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):
   assert [update.waiting for update in updates] == [2, 2, 0, 0]
 
 
-def test_vanilla_rl_has_optimizer_settings_of_its_own():
+def test_vanilla_rl_has_a_learning_rate_of_its_own():
   config = Config()
   config.bopo.vanilla_learning_rate = 0.5
-  config.bopo.adam_eps = 0.25
-  configured = vanilla.configure(config).bopo
-  assert (configured.learning_rate, configured.adam_eps) == (0.5, 1e-8)
+  assert vanilla.configure(config).bopo.learning_rate == 0.5
   assert config.bopo.learning_rate == 1e-6

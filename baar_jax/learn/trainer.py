@@ -213,14 +213,14 @@ def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   update learns too (our choice).
 
   Args:
-    config: supplies `updates`, `learning_rate` and `adam_eps`.
+    config: supplies `updates` and `learning_rate`.
   """
   warmup = min(config.updates - 1, max(1, round(WARMUP_SHARE * config.updates)))
   first = config.learning_rate / (warmup + 1)
   schedule = optax.warmup_cosine_decay_schedule(
     first, config.learning_rate, warmup, config.updates
   )
-  return _clip_adamw(schedule, config, SFT_WEIGHT_DECAY)
+  return _clip_adamw(schedule, SFT_WEIGHT_DECAY)
 
 
 def bopo_optimizer(
@@ -232,24 +232,20 @@ def bopo_optimizer(
   clip of the gradient's norm are our choices.
 
   Args:
-    config: supplies `learning_rate`, `last_rate` and `adam_eps`.
+    config: supplies `learning_rate` and `last_rate`.
     gradient_steps: the number of gradient steps of the whole training.
   """
   schedule = optax.cosine_decay_schedule(
     config.learning_rate, gradient_steps, config.last_rate
   )
-  return _clip_adamw(schedule, config, BOPO_WEIGHT_DECAY)
+  return _clip_adamw(schedule, BOPO_WEIGHT_DECAY)
 
 
 def _clip_adamw(
-  learning_rate: optax.ScalarOrSchedule,
-  config: SFTConfig | BoPOConfig,
-  weight_decay: float,
+  learning_rate: optax.ScalarOrSchedule, weight_decay: float
 ) -> optax.GradientTransformation:
   """Make AdamW that clips the norm of the gradient first."""
   clip = optax.clip_by_global_norm(CLIP_NORM)
   # The value b2 = 0.99 of AdamW is our choice.
-  adamw = optax.adamw(
-    learning_rate, b2=0.99, eps=config.adam_eps, weight_decay=weight_decay
-  )
+  adamw = optax.adamw(learning_rate, b2=0.99, weight_decay=weight_decay)
   return optax.chain(clip, adamw)

@@ -65,7 +65,6 @@ class ScriptedPair:
     self._config = config
     self._env = env
     self._billing = open_billing(config, env.cache_rule, env.step_s)
-    self.prices = self._billing.prices
     self._errors = errors or env.Errors(len(config.names))
 
   def start(

@@ -17,7 +17,6 @@ from baar_jax.config import ABLATIONS, Config
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import COMPARED_COLUMNS, METRICS, Evaluation
-from baar_jax.rivals.optimum import Exact, has_optimum
 from baar_jax.rollout.jobs import (
   BOPO,
   BOUNDARY_KEYS,
@@ -143,18 +142,6 @@ class Choice(NamedTuple):
   typical: dict[str, str]
 
 
-class ExactFrontier(NamedTuple):
-  """The best frontier that any router can reach over all tasks of the sandbox.
-
-  Attributes:
-    hull: the frontier's corners: dollars per task, and success in [0, 1].
-    area: the area under the frontier.
-  """
-
-  hull: Sequence[tuple[float, float]]
-  area: float
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Results:
   """The results of the evaluation on test, of the policies that dev has chosen.
@@ -236,11 +223,6 @@ class Results:
   def by_difficulty(self) -> pd.DataFrame:
     """Return each family's shares of dollars on easy, hard and intractable tasks."""
     return share_by_difficulty(self.data, self.choice.typical)
-
-  @functools.cached_property
-  def exact(self) -> ExactFrontier | None:
-    """Return the sandbox's exact frontier; None without one."""
-    return exact_frontier(self.config)
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
@@ -447,22 +429,3 @@ def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.Data
   sums = sums.reindex(columns=DIFFICULTIES, fill_value=0.0)
   shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
   return shares.add_suffix("_share").rename_axis("family").reset_index()
-
-
-def exact_frontier(config: Config) -> ExactFrontier | None:
-  """Compute the best frontier that any router can reach in the sandbox.
-
-  Returns:
-    The exact frontier over all tasks. None if the environment is another one, if the
-      computation does not cover the models, or if always-LARGE has no
-      more successes than always-SMALL.
-  """
-  if not has_optimum(config):
-    return None
-  exact = Exact(config.models, config.env.max_steps)
-  hull = exact.hull()
-  small = exact.solve(p=0.0)[0]
-  large = exact.solve(p=1.0)[0]
-  if large.success <= small.success:
-    return None
-  return ExactFrontier(hull, frontier.area(*zip(*hull), small, large))

@@ -238,10 +238,6 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   axes.set(ylabel=f"{METRICS[metric]}, %")
   policies = results.policies
   small, large = BOUNDARY_KEYS
-  if metric == "success_percent" and results.exact:
-    usd, share = np.array(results.exact.hull).T
-    name = f"exact optimum of all tasks, area {results.exact.area:.2f}"
-    axes.plot(usd, 100 * share, ":", color=MUTED, label=name)
   ends = policies.loc[[small, large], ["cost_usd", metric]]
   axes.plot(*ends.to_numpy().T, "--X", color=MUTED, label="random mix of both models")
   for name, side, up in ((small, "left", -14), (large, "right", 8)):

@@ -111,27 +111,6 @@ class Exact:
       rules, errors, prior_IxKxZxL
     )
 
-  def hull(self) -> list[Point]:
-    """Compute the vertices of the optimal frontier, in ascending cost.
-
-    A vertex is left out if it is above the line between its neighbours by less than
-    0.001 of the range of success.
-    """
-    points = [self.solve(1e6)[0], self.solve(FREE)[0]]
-    gap = 1e-3 * (points[1].success - points[0].success)
-    index = 1
-    while index < len(points):
-      left, right = points[index - 1 : index + 1]
-      mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-      # The policy that is optimal at the slope of the line from left to right is
-      # furthest above this line.
-      best = self.solve(mu)[0]
-      if best.success - left.success - mu * (best.cost_usd - left.cost_usd) > gap:
-        points.insert(index, best)
-      else:
-        index += 1
-    return points
-
   def optimal_rule(
     self, mu: float = FREE, calls: int | None = None
   ) -> Callable[[Live, PolicySpec], int]:
@@ -141,7 +120,7 @@ class Exact:
       mu: the success that one dollar is worth.
       calls: the most LARGE calls; None is no cap.
     """
-    table = self.solve(mu, calls=calls)[1]
+    table = self.solve(mu, calls)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
     def choose(live: Live, spec: PolicySpec) -> int:
@@ -162,15 +141,13 @@ class Exact:
     return choose
 
   def solve(
-    self, mu: float = 0.0, p: float | None = None, calls: int | None = None
+    self, mu: float, calls: int | None = None
   ) -> tuple[Point, dict[tuple[int, int], np.ndarray]]:
-    """Compute the value of a policy, and its model in each state.
+    """Compute the value of the optimal policy, and its model in each state.
 
     Args:
       mu: the success that one dollar is worth. The policy maximises
         success - mu * dollars; of equally good models it chooses SMALL.
-      p: if given, mu is ignored. The policy chooses LARGE with probability p at each
-        step, otherwise SMALL.
       calls: the most LARGE calls; None is no cap.
 
     Returns:
@@ -195,13 +172,9 @@ class Exact:
       for lock in range(step // self._rules.attempts, min(step + 1, locks)):
         small, large = self._values(step, lock, seen[lock], arrived[lock + 1])
         gain_QxRxKxZxCxXxY = large - small
-        # The probability of LARGE.
-        share = p
-        if p is None:
-          share = gain_QxRxKxZxCxXxY[SUCCESS] > mu * gain_QxRxKxZxCxXxY[COST]
-        share = may_call_RxKxZxCxXxY * share
-        table[step, lock] = share
-        seen[lock] = (1 - share) * small + share * large
+        is_better = gain_QxRxKxZxCxXxY[SUCCESS] > mu * gain_QxRxKxZxCxXxY[COST]
+        table[step, lock] = may_call_RxKxZxCxXxY & is_better
+        seen[lock] = np.where(table[step, lock], large, small)
         arrived[lock] = self._arrive(lock, seen[lock])
     share_K = [kind.share for kind in self._rules.kinds]
     start_QxK = arrived[0, :, -1, :, BLANK]

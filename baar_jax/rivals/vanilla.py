@@ -37,13 +37,9 @@ EPS = 1e-6  # Added to a group's standard deviation of rewards before a division
 
 
 def configure(config: Config) -> Config:
-  """Return the settings of vanilla RL: BoPO's, with an optimizer of its own."""
-  settings = config.bopo
-  bopo = dataclasses.replace(
-    settings,
-    learning_rate=settings.vanilla_learning_rate,
-    adam_eps=settings.vanilla_adam_eps,
-  )
+  """Return the settings of vanilla RL: BoPO's, with a learning rate of its own."""
+  rate = config.bopo.vanilla_learning_rate
+  bopo = dataclasses.replace(config.bopo, learning_rate=rate)
   return dataclasses.replace(config, bopo=bopo)
 
 

@@ -22,7 +22,6 @@ from baar_jax.llms.history import (
   open_conversation,
   parse_action,
 )
-from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.rules import Draft, EpisodeBudgets, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Job, Live
@@ -88,7 +87,6 @@ class Pair(Protocol):
   """Two or more models to route between, the cheapest first."""
 
   names: tuple[str, ...]
-  prices: tuple[Price, ...]
 
   def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
     """Start one agent for each model in an episode.

@@ -17,8 +17,6 @@ from pydantic.dataclasses import dataclass
 
 from baar_jax.mesh import spread_rows
 
-QUERIES = 128  # query positions in one block of attention scores on a CPU
-
 
 class Rotation(NamedTuple):
   """Cosines and sines of the rotary embeddings of a batch's positions."""
@@ -191,7 +189,10 @@ class Qwen2(nnx.Module):
       write = lambda cached, x: cached.at[index].set(x, mode="drop")  # noqa: E731
       cache = jax.tree.map(write, cache, new)
       layer = jax.tree.map(lambda cached: cached[number, row_B], cache)
-      return attend(q_BxTxNxH, layer, mask_BxTxU), cache
+      a_BxTxNxH = jax.nn.dot_product_attention(
+        q_BxTxNxH, *layer, mask=mask_BxTxU[:, None], implementation="xla"
+      )
+      return a_BxTxNxH, cache
 
     return self._forward(tokens_BxT, position_BxT, attend_cached, cache, cache.k.dtype)
 
@@ -309,68 +310,21 @@ def make_rotation(
 def attend_causally(q_BxTxNxH: jax.Array, keys_values: KeysValues) -> jax.Array:
   """Compute causal attention in whole sequences.
 
-  A GPU computes bfloat16 with cuDNN's flash attention. A CPU computes the scores of
-  `QUERIES` query positions at a time, so that the scores stay in the processor's cache.
+  A GPU computes bfloat16 with cuDNN's flash attention.
 
   Args:
-    q_BxTxNxH: rotated queries.
+    q_BxTxNxH: rotated queries; G = N / K query heads share a key head.
     keys_values: rotated keys, and values, [B, T, K, H].
 
   Returns:
     a_BxTxNxH, a weighted mean of values for each query.
   """
-  backend = jax.default_backend()
-  T = q_BxTxNxH.shape[1]
-  if backend != "cpu":
-    flash = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
-    implementation = "cudnn" if backend == "gpu" and flash else "xla"
-    return jax.nn.dot_product_attention(
-      q_BxTxNxH, *keys_values, is_causal=True, implementation=implementation
-    )
-  blocks = []
-  for start in range(0, T, QUERIES):
-    end = min(start + QUERIES, T)
-    mask_1xtxU = jnp.arange(end)[None, None] <= jnp.arange(start, end)[None, :, None]
-    past = KeysValues(keys_values.k[:, :end], keys_values.v[:, :end])
-    blocks.append(attend(q_BxTxNxH[:, start:end], past, mask_1xtxU))
-  return jnp.concatenate(blocks, axis=1)
-
-
-def attend(
-  q_BxTxNxH: jax.Array, keys_values: KeysValues, mask_BxTxU: jax.Array
-) -> jax.Array:
-  """Compute attention to the key positions that a mask allows.
-
-  A CPU computes two matrix products per key head, each over all queries of that head.
-
-  Args:
-    q_BxTxNxH: rotated queries; G = N / K query heads share a key head.
-    keys_values: rotated keys, and values, [B, U, K, H].
-    mask_BxTxU: bool, True for the key positions that a query position attends to.
-
-  Returns:
-    a_BxTxNxH, a weighted mean of values for each query.
-  """
-  if jax.default_backend() != "cpu":
-    return jax.nn.dot_product_attention(
-      q_BxTxNxH, *keys_values, mask=mask_BxTxU[:, None], implementation="xla"
-    )
-  k_BxUxKxH, v_BxUxKxH = keys_values
-  B, T, N, H = q_BxTxNxH.shape
-  K = k_BxUxKxH.shape[2]
-  q_BxTxKxGxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, -1, H)
-  q_BxKxMxH = q_BxTxKxGxH.transpose(0, 2, 3, 1, 4).reshape(B, K, -1, H)
-  score_BxKxMxU = jnp.einsum("BKMH,BUKH->BKMU", q_BxKxMxH, k_BxUxKxH)
-  score_BxKxGxTxU = score_BxKxMxU.astype(jnp.float32).reshape(B, K, N // K, T, -1)
-  score_BxKxGxTxU = jnp.where(mask_BxTxU[:, None, None], score_BxKxGxTxU, -1e30)
-  peak_BxKxGxTx1 = jax.lax.stop_gradient(score_BxKxGxTxU.max(axis=-1, keepdims=True))
-  weight_BxKxGxTxU = jnp.exp(score_BxKxGxTxU - peak_BxKxGxTx1)
-  total_BxKxGxTx1 = weight_BxKxGxTxU.sum(axis=-1, keepdims=True)
-  weight_BxKxMxU = weight_BxKxGxTxU.astype(q_BxTxNxH.dtype).reshape(score_BxKxMxU.shape)
-  sum_BxKxMxH = jnp.einsum("BKMU,BUKH->BKMH", weight_BxKxMxU, v_BxUxKxH)
-  sum_BxKxGxTxH = sum_BxKxMxH.reshape(B, K, -1, T, H)
-  mean_BxKxGxTxH = sum_BxKxGxTxH / total_BxKxGxTx1.astype(q_BxTxNxH.dtype)
-  return mean_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(q_BxTxNxH.shape)
+  is_gpu = jax.default_backend() == "gpu"
+  flash = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
+  implementation = "cudnn" if is_gpu and flash else "xla"
+  return jax.nn.dot_product_attention(
+    q_BxTxNxH, *keys_values, is_causal=True, implementation=implementation
+  )
 
 
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:

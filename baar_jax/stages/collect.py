@@ -73,8 +73,9 @@ def profile(run: Run) -> None:
     if task.id not in train and task.id not in dev:
       run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
   weights = config.router.weights
-  if run.is_main and weights and not (run.tokenizer / "tokenizer.json").exists():
-    adopt_tokenizer(Path(weights), run.tokenizer, len(config.models.names))
+  tokenizer = run.files().tokenizer
+  if run.is_main and weights and not (tokenizer / "tokenizer.json").exists():
+    adopt_tokenizer(Path(weights), tokenizer, len(config.models.names))
   # This call waits until every process has reached this line, so that all of them have
   # finished the stage.
   exchange(None)

@@ -388,10 +388,9 @@ def export(run: Run) -> None:
   routers = [(SFT, None)]
   routers += [(BOPO, lam) for lam in run.config.bopo.lam]
   for family, lam in routers:
-    name = family if lam is None else f"{family}-lam{lam:g}"
-    directory = run.dir / "export" / name
+    directory = run.dir / "export" / files.checkpoints(family, lam).name
     if not directory.exists():
       model = load_router(files, family, lam)
-      tokenizer = run.tokenizer / "tokenizer.json"
+      tokenizer = files.tokenizer / "tokenizer.json"
       save_qwen2(model, directory, tokenizer, run.config.router.dtype)
     run.print(f"export: {directory}")
