@@ -56,8 +56,17 @@ HARD_DOLLARS = (
   "${left:.4f} must last for up to {steps} steps; keep it for where it matters."
 )
 HARD_SPENT = "\nThe budget is spent: only SMALL is left for up to {steps} steps."
-ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
-ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
+ASK = "Which model should act next, SMALL or BIG?\nDecision:"
+ASK_SPENT = "The answer has to be SMALL.\nDecision:"
+# The chat template of Qwen2.5: the texts before the system's part of a prompt, before
+# the user's part, and before the answer. The paper calls its whole prompt the system's;
+# that the question is the user's is our choice.
+CHAT_TURNS = (
+  "<|im_start|>system\n",
+  "<|im_end|>\n<|im_start|>user\n",
+  "<|im_end|>\n<|im_start|>assistant\n",
+)
+PLAIN_TURNS = ("", "\n", "")  # the same, for a tokenizer without the template's tokens
 
 
 def decision_words(models: int) -> tuple[str, ...]:
@@ -100,6 +109,8 @@ class View:
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
     logit_ids: The decision tokens whose logits decide.
+    turns: The tokens of `CHAT_TURNS`; of `PLAIN_TURNS` if the tokenizer lacks one of the
+      chat template's special tokens.
     encode: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
@@ -134,6 +145,10 @@ class View:
         f"tokenizer.json lacks one of {', '.join(tokens)}. Restore the copy that this"
         " run made."
       )
+    turns = CHAT_TURNS
+    if None in map(tokenizer.token_to_id, ("<|im_start|>", "<|im_end|>")):
+      turns = PLAIN_TURNS
+    self.turns = [tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns]
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
 
@@ -231,8 +246,9 @@ def write_transcript(
   """Write an episode as one text that grows by whole steps.
 
   A policy can keep the KV cache of a text that only grows. If the next step would
-  exceed --config.router.max_tokens, a new window begins. The new window omits the
-  oldest steps and begins with about half of `max_tokens` tokens.
+  exceed --config.router.max_tokens, a new window begins. The new window omits as many
+  of the oldest steps as leave at least three quarters of `max_tokens` tokens; it has
+  fewer tokens only if one more step would not fit.
 
   Args:
     view: the tokenizer, the words for the models and the settings.
@@ -248,6 +264,7 @@ def write_transcript(
   start = view.preview(START, steps[0].observation, config.result_tokens)
   windows = [Window([*head, *start], [], 0)]
   blocks = []
+  omitted = [()]
   answer = ()
   for s, step in enumerate(steps):
     question = _write_question(view, task, step, s, remaining_caps[s])
@@ -255,10 +272,14 @@ def write_transcript(
     if len(window.tokens) + len(answer) + len(question) <= config.max_tokens:
       window.tokens.extend(answer + question)
     else:
-      limit = config.max_tokens // 2 - len(head) - len(question)
-      first = _find_first_block(blocks, [limit] * s)
-      omitted = view.encode(f"\nsteps 1-{first} omitted")
-      tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
+      room = config.max_tokens - len(head) - len(question)
+      limits = [room - len(line) for line in omitted]
+      short = [limit - config.max_tokens // 4 - 1 for limit in limits]
+      # The first two results are the oldest step that fits, and the oldest one with
+      # which the text has less than three quarters of the tokens.
+      fitting = _find_first_block(blocks, limits, oldest=1)
+      first = max(fitting, _find_first_block(blocks, short, oldest=1) - 1)
+      tokens = [*head, *omitted[first], *sum(blocks[first:], ()), *question]
       window = Window(tokens, [], s)
       windows.append(window)
     window.positions.append(len(window.tokens) - 1)
@@ -270,6 +291,7 @@ def write_transcript(
         answer += view.preview(ACTION, step.action, config.action_tokens)
       answer += view.preview(RESULT, steps[s + 1].observation, config.result_tokens)
       blocks.append(question + answer)
+      omitted.append(view.encode(f"\nsteps 1-{s + 1} omitted"))
   return windows
 
 
@@ -372,7 +394,9 @@ def _write_prompt(
   for rule in rules:
     head += view.encode_rule(rule)
   head += view.encode("\nPrevious steps:" if s else "\nPrevious steps: none")
-  return head, view.encode_proposal(steps[s]) + view.encode_rule(ask)
+  system, user, answer = view.turns
+  tail = (*view.encode_proposal(steps[s]), *user, *view.encode_rule(ask), *answer)
+  return (*system, *head), tail
 
 
 def _find_first_block(
