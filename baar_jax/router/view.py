@@ -109,8 +109,8 @@ class View:
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
     logit_ids: The decision tokens whose logits decide.
-    turns: The tokens of `CHAT_TURNS`; of `PLAIN_TURNS` if the tokenizer lacks one of the
-      chat template's special tokens.
+    turns: The tokens of `CHAT_TURNS`; of `PLAIN_TURNS` if the tokenizer lacks the chat
+      template's special tokens.
     encode: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
@@ -148,7 +148,9 @@ class View:
     turns = CHAT_TURNS
     if None in map(tokenizer.token_to_id, ("<|im_start|>", "<|im_end|>")):
       turns = PLAIN_TURNS
-    self.turns = [tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns]
+    self.turns = [
+      tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns
+    ]
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
 
@@ -275,8 +277,7 @@ def write_transcript(
       room = config.max_tokens - len(head) - len(question)
       limits = [room - len(line) for line in omitted]
       short = [limit - config.max_tokens // 4 - 1 for limit in limits]
-      # The first two results are the oldest step that fits, and the oldest one with
-      # which the text has less than three quarters of the tokens.
+      # One step more than those that leave the text too short, if it fits.
       fitting = _find_first_block(blocks, limits, oldest=1)
       first = max(fitting, _find_first_block(blocks, short, oldest=1) - 1)
       tokens = [*head, *omitted[first], *sum(blocks[first:], ()), *question]
