@@ -12,20 +12,15 @@ from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import View, Window
 
 
-def test_a_batch_of_transcripts_by_hand(make_tokenizer):
-  """The second episode has two windows; its history is cut before the last step."""
-  windows = [
-    [Window([11, 12, 13], [0, 2], 0)],
-    [Window([21, 22], [0, 1], 0), Window([31], [0], 2)],
-  ]
+def test_a_batch_of_windows_by_hand(make_tokenizer):
+  windows = [Window([11, 12, 13], [0, 2], 0), Window([31], [0], 2)]
   view = View(RouterConfig(max_tokens=500), make_tokenizer())
-  text = TextEncoder(view).pad(windows, 2, 3)
-  # Three windows need four rows, and rows of 250 or 500 tokens are compiled.
-  rows = [[11, 12, 13], [21, 22, 0], [31, 0, 0], [0, 0, 0]]
-  np.testing.assert_array_equal(text.tokens_RxT[:, :3], rows)
-  assert text.tokens_RxT.shape == (4, 250) and not text.tokens_RxT[:, 3:].any()
-  assert text.row_BxS.tolist() == [[0, 0, 0], [1, 1, 2]]
-  assert text.position_BxS.tolist() == [[0, 2, 0], [0, 1, 0]]
+  text = TextEncoder(view).pad(windows, 3, 2)
+  # Rows of 250 or 500 tokens are compiled.
+  rows = [[11, 12, 13], [31, 0, 0], [0, 0, 0]]
+  np.testing.assert_array_equal(text.tokens_BxT[:, :3], rows)
+  assert text.tokens_BxT.shape == (3, 250) and not text.tokens_BxT[:, 3:].any()
+  assert text.position_BxS.tolist() == [[0, 2], [0, 0], [0, 0]]
 
 
 def test_labels_of_a_batch_by_hand():
