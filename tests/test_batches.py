@@ -29,12 +29,11 @@ def test_labels_of_a_batch_by_hand():
     "action_BxS": [[0, 1, 0], [1, 0, 1]],
     "logp_BxS": [[0] * 3, [-0.5, 0, 0]],
     "mask_BxS": [[True, True, False], [True] * 3],
-    "adv_B": [0, 0],
   }
   batch = make_batch(episodes, None, ACTED, (2, 3))
   # A decision without log-probability was forced; one with 0.0 was sampled.
-  sampled = make_batch(episodes, None, SAMPLED, (2, 3), [2.0, -1.0])
-  changed = {"mask_BxS": [[False] * 3, [True, False, True]], "adv_B": [2, -1]}
+  sampled = make_batch(episodes, None, SAMPLED, (2, 3))
+  changed = {"mask_BxS": [[False] * 3, [True, False, True]]}
   for got, arrays in ((batch, expected), (sampled, changed)):
     for name, values in arrays.items():
       np.testing.assert_array_equal(getattr(got, name), np.array(values), name)
@@ -51,7 +50,7 @@ def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
     assert batch.decision_share == pytest.approx(count / 18)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])
   batches = batcher(2, labels=SAMPLED).micro_batches(five_episodes, adv_B)
-  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
+  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0.5]]
   assert batches[2].mask_BxS.sum() == 5  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
   # Values computed per batch are returned in the order of the episodes.

@@ -40,7 +40,7 @@ class Batch(NamedTuple):
       these logits. `Learner.fill` adds them.
     episode_share: B, with the padding, divided by the gradient step's episodes.
     decision_share: this batch's share of the gradient step's masked decisions.
-    episode_B: int32, the index of the row's episode in the gradient step.
+    episode_B: int, the index of the row's episode in the gradient step.
     part_B: float32, the row's share of the masked decisions of its episode.
     other_B: float32, the log ratio of the episode's decisions in other rows: the sum of
       log pi(a_s) - `logp_BxS`, in nats. `Learner.step` adds it.
@@ -175,7 +175,6 @@ def make_batch(
   inputs: Any,
   labels: Labels,
   size: tuple[int, int],
-  adv_B: Sequence[float] = (),
 ) -> Batch:
   """Label the decisions of episodes, and pad them to one batch.
 
@@ -186,11 +185,10 @@ def make_batch(
     inputs: what the router reads of them, padded.
     labels: the rule that labels the decisions.
     size: (B, S); S is at least the steps of the longest episode.
-    adv_B: one advantage per episode; if empty, all advantages are 0.
 
   Returns:
-    The batch. Its `episode_share` and `decision_share` are 1, as in a gradient step
-      with this batch alone.
+    The batch. Its advantages are 0, and its shares 1, as in a gradient step with this
+    batch alone.
   """
   batch = Batch(
     inputs,
@@ -199,7 +197,6 @@ def make_batch(
     mask_BxS=np.zeros(size, bool),
     adv_B=np.zeros(size[0], np.float32),
   )
-  batch.adv_B[: len(adv_B)] = adv_B
   for b, episode in enumerate(episodes):
     decisions = zip(episode.steps, labels.decide(episode))
     for s, (step, index) in enumerate(decisions):
@@ -261,15 +258,16 @@ class Batcher:
   labels: Labels = ACTED
 
   def micro_batches(
-    self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
+    self, episodes: Sequence[Episode], adv_N: np.ndarray | float = 0.0
   ) -> list[Batch]:
     """Make the micro-batches of one gradient step, and set their shares of the step.
 
     Args:
       episodes: the episodes of the gradient step.
-      adv_B: one advantage per episode; None if the method has no advantages.
+      adv_N: one advantage per episode; 0 if the method has no advantages.
     """
-    unshared = [batch for _, batch in self._cut(episodes, adv_B)]
+    adv_N = np.resize(np.float32(adv_N), len(episodes))
+    unshared = [batch for _, batch in self._cut(episodes)]
     count_B = [batch.mask_BxS.sum(axis=1) for batch in unshared]
     decisions = max(1, sum(map(np.sum, count_B)))
     batches = []
@@ -279,7 +277,8 @@ class Batcher:
       shared = batch._replace(
         episode_share=np.float32(len(own_B) / len(episodes)),
         decision_share=np.float32(own_B.sum() / decisions),
-        part_B=part_B.astype(np.float32),
+        adv_B=adv_N[batch.episode_B],
+        part_B=np.float32(part_B),
       )
       batches.append(shared)
     return batches
@@ -303,9 +302,7 @@ class Batcher:
         values[row.number, row.first] = value_S[mask_S]
     return np.concatenate([values[place] for place in sorted(values)])
 
-  def _cut(
-    self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
-  ) -> Iterator[tuple[list[Row], Batch]]:
+  def _cut(self, episodes: Sequence[Episode]) -> Iterator[tuple[list[Row], Batch]]:
     """Cut episodes into micro-batches, shortest rows first.
 
     Yields:
@@ -334,14 +331,11 @@ class Batcher:
       longest = max(len(row.episode.steps) for row in group)
       shape = size, -(-longest // max_steps) * max_steps
       inputs = self.encoder.pad([row.encoded for row in group], *shape)
-      numbers = [row.number for row in group]
-      adv = () if adv_B is None else adv_B[numbers]
       parts = [row.episode for row in group]
-      batch = make_batch(parts, inputs, self.labels, shape, adv)
-      # Padding repeats the numbers: it adds 0 to every sum.
-      episode_B = np.resize(np.array(numbers, np.int32), size)
-      other_B = np.zeros(size, np.float32)
-      yield group, batch._replace(episode_B=episode_B, other_B=other_B)
+      batch = make_batch(parts, inputs, self.labels, shape)
+      # Padding repeats the numbers: its mask is False, so it adds 0 to every sum.
+      episode_B = np.resize([row.number for row in group], size)
+      yield group, batch._replace(episode_B=episode_B, other_B=0 * batch.adv_B)
 
 
 def draw_batches(

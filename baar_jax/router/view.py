@@ -146,7 +146,7 @@ class View:
         " run made."
       )
     turns = CHAT_TURNS
-    if None in map(tokenizer.token_to_id, ("<|im_start|>", "<|im_end|>")):
+    if tokenizer.token_to_id("<|im_start|>") is None:
       turns = PLAIN_TURNS
     self.turns = [
       tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns
@@ -266,7 +266,6 @@ def write_transcript(
   start = view.preview(START, steps[0].observation, config.result_tokens)
   windows = [Window([*head, *start], [], 0)]
   blocks = []
-  omitted = [()]
   answer = ()
   for s, step in enumerate(steps):
     question = _write_question(view, task, step, s, remaining_caps[s])
@@ -275,12 +274,13 @@ def write_transcript(
       window.tokens.extend(answer + question)
     else:
       room = config.max_tokens - len(head) - len(question)
-      limits = [room - len(line) for line in omitted]
-      short = [limit - config.max_tokens // 4 - 1 for limit in limits]
+      limit = room - len(view.encode(f"\nsteps 1-{s} omitted"))
+      fitting = _find_first_block(blocks, [limit] * s, oldest=1)
+      short = _find_first_block(blocks, [room - config.max_tokens // 4] * s, oldest=1)
       # One step more than those that leave the text too short, if it fits.
-      fitting = _find_first_block(blocks, limits, oldest=1)
-      first = max(fitting, _find_first_block(blocks, short, oldest=1) - 1)
-      tokens = [*head, *omitted[first], *sum(blocks[first:], ()), *question]
+      first = max(fitting, short - 1)
+      omitted = view.encode(f"\nsteps 1-{first} omitted")
+      tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
       window = Window(tokens, [], s)
       windows.append(window)
     window.positions.append(len(window.tokens) - 1)
@@ -292,7 +292,6 @@ def write_transcript(
         answer += view.preview(ACTION, step.action, config.action_tokens)
       answer += view.preview(RESULT, steps[s + 1].observation, config.result_tokens)
       blocks.append(question + answer)
-      omitted.append(view.encode(f"\nsteps 1-{s + 1} omitted"))
   return windows
 
 
