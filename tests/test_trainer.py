@@ -89,16 +89,20 @@ def test_the_first_step_in_bf16_is_on_policy(
   encoder = TextEncoder(view)
   encoder.dtype = "bfloat16"
   trainer = Trainer(tiny_model, encoder, loss, OPTIMIZER)
-  start = copy_of(trainer.state)
+  uniform = jax.tree.map(jnp.zeros_like, trainer.state)
   # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
   rated = [*map(RatedEpisode, five_episodes, ADV)]
   assert update_policy(learner, rated, 0)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
-  trainer.load(start)
-  # The recorded log-probabilities are invented, so their ratios differ from 1.
+  # The recorded log-probabilities are -.3, -.4, ... -.8, those of this router ln .5 = -.6931.
+  trainer.load(copy_of(uniform))
+  assert update_policy(learner, rated, 0)["max_log_ratio"] == pytest.approx(0.39315)
+  # Mean ratios .83263, .67494, .87297, .71043 and .78907: the sum of ratio * ADV is 1.26145.
+  trainer.load(uniform)
   monkeypatch.setattr(trainer, "low_precision", False)
-  assert abs(update_policy(learner, rated, 0)["loss"] + 0.3) > 0.05
+  loss = update_policy(learner, rated, 0)["loss"]
+  assert loss == pytest.approx(-1.26145 / 5, rel=1e-4)
 
 
 @pytest.mark.parametrize("ratio_level", ["trajectory", "decision"])

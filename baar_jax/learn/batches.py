@@ -35,14 +35,14 @@ class Batch(NamedTuple):
     logp_BxS: float32, the log-probability of the sampled model in nats; 0 if the
       decision was not sampled.
     mask_BxS: bool, True on decisions to learn from.
-    adv_B: float32, the advantage of the row's episode; 0 if the method has none.
+    adv_B: float, the advantage of the row's episode; 0 if the method has none.
     ref_logits_BxSxA: float32, the SFT router's logits; None if the method does not use
       these logits. `Learner.fill` adds them.
     episode_share: B, with the padding, divided by the gradient step's episodes.
     decision_share: this batch's share of the gradient step's masked decisions.
     episode_B: int, the index of the row's episode in the gradient step.
-    part_B: float32, the row's share of the masked decisions of its episode.
-    other_B: float32, the log ratio of the episode's decisions in other rows: the sum of
+    part_B: float, the row's share of the masked decisions of its episode.
+    other_B: float, the log ratio of the episode's decisions in other rows: the sum of
       log pi(a_s) - `logp_BxS`, in nats. `Learner.step` adds it.
   """
 
@@ -52,11 +52,11 @@ class Batch(NamedTuple):
   mask_BxS: np.ndarray
   adv_B: np.ndarray
   ref_logits_BxSxA: jax.Array | None = None
-  episode_share: np.float32 = np.float32(1)
-  decision_share: np.float32 = np.float32(1)
+  episode_share: float = 1.0
+  decision_share: float = 1.0
   episode_B: np.ndarray | int = 0
-  part_B: np.ndarray | np.float32 = np.float32(1)
-  other_B: np.ndarray | np.float32 = np.float32(0)
+  part_B: np.ndarray | float = 1.0
+  other_B: np.ndarray | float = 0.0
 
 
 class Sum(NamedTuple):
@@ -206,25 +206,25 @@ def make_batch(
   return batch
 
 
-def sum_episodes(
-  batches: Sequence[Batch], value_B: Sequence[np.ndarray]
+def sum_others(
+  batches: Sequence[Batch], values: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-  """Add up a value over the rows of each episode of a gradient step.
+  """Add up a value over the other rows of each row's episode.
 
   Args:
-    batches: the micro-batches of the gradient step.
-    value_B: for each micro-batch, the value of each row; 0 on padding.
+    batches: the micro-batches of a gradient step.
+    values: for each micro-batch, the value of each row [B]; 0 on padding.
 
   Returns:
-    For each micro-batch, the sum over all rows of each row's episode, [B].
+    For each micro-batch, the sum of each row [B], float64.
   """
   episode_R = np.concatenate([batch.episode_B for batch in batches])
-  total_N = np.bincount(episode_R, np.concatenate(value_B))
-  return [total_N[batch.episode_B] for batch in batches]
+  total_N = np.bincount(episode_R, np.concatenate(values))
+  return [total_N[batch.episode_B] - value_B for batch, value_B in zip(batches, values)]
 
 
 class Row(NamedTuple):
-  """Keep a row before it is padded.
+  """Keep a row before it is padded. Rows are sorted by the first three fields.
 
   Attributes:
     length: the length by which it is padded.
@@ -266,19 +266,18 @@ class Batcher:
       episodes: the episodes of the gradient step.
       adv_N: one advantage per episode; 0 if the method has no advantages.
     """
-    adv_N = np.resize(np.float32(adv_N), len(episodes))
+    adv_N = np.resize(adv_N, len(episodes))
     unshared = [batch for _, batch in self._cut(episodes)]
-    count_B = [batch.mask_BxS.sum(axis=1) for batch in unshared]
-    decisions = max(1, sum(map(np.sum, count_B)))
+    counts = [batch.mask_BxS.sum(axis=1) for batch in unshared]
+    decisions = max(1, sum(map(np.sum, counts)))
     batches = []
-    for batch, own_B, all_B in zip(unshared, count_B, sum_episodes(unshared, count_B)):
+    for batch, own_B, other_B in zip(unshared, counts, sum_others(unshared, counts)):
       # A row without decisions counts as a whole episode, since it adds nothing.
-      part_B = np.where(own_B, own_B / np.maximum(1, all_B), 1)
       shared = batch._replace(
-        episode_share=np.float32(len(own_B) / len(episodes)),
-        decision_share=np.float32(own_B.sum() / decisions),
+        episode_share=len(own_B) / len(episodes),
+        decision_share=own_B.sum() / decisions,
         adv_B=adv_N[batch.episode_B],
-        part_B=np.float32(part_B),
+        part_B=np.where(own_B, own_B / np.maximum(1, own_B + other_B), 1),
       )
       batches.append(shared)
     return batches
@@ -323,15 +322,15 @@ class Batcher:
         part = dataclasses.replace(episode, steps=steps)
         rows.append(Row(length, number, first, encoded, part))
         first += decisions
-    rows.sort(key=lambda row: row.length)
+    rows.sort()
     for start in range(0, len(rows), size):
       group = rows[start : start + size]
       # An episode that a client plays may have more steps than `env.max_steps`.
       # Rounding up to multiples keeps the number of compiled shapes small.
-      longest = max(len(row.episode.steps) for row in group)
+      parts = [row.episode for row in group]
+      longest = max(len(part.steps) for part in parts)
       shape = size, -(-longest // max_steps) * max_steps
       inputs = self.encoder.pad([row.encoded for row in group], *shape)
-      parts = [row.episode for row in group]
       batch = make_batch(parts, inputs, self.labels, shape)
       # Padding repeats the numbers: its mask is False, so it adds 0 to every sum.
       episode_B = np.resize([row.number for row in group], size)

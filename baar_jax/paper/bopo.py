@@ -30,7 +30,7 @@ import numpy as np
 
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import Batch, Batcher, sum_episodes
+from baar_jax.learn.batches import Batch, Batcher, sum_others
 from baar_jax.learn.trainer import ShardedRouter, Trainer
 from baar_jax.paper import losses, rewards
 from baar_jax.paper.references import Profile, group_by_task
@@ -110,8 +110,7 @@ class Learner(NamedTuple):
     the current router then.
     """
     if self.trainer.low_precision:
-      logp_BxS = batch.logp_BxS + self.compare(batch)
-      batch = batch._replace(logp_BxS=logp_BxS)
+      batch = batch._replace(logp_BxS=batch.logp_BxS + self.compare(batch))
     if self.anchor:
       ref_logits_BxSxA = self.anchor.logits(batch)
       batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
@@ -129,11 +128,10 @@ class Learner(NamedTuple):
     has several rows, their sums are computed first, without a gradient.
     """
     if min(batch.part_B.min() for batch in batches) < 1:
-      own_B = [self.compare(batch).sum(axis=1) for batch in batches]
-      sums_B = sum_episodes(batches, own_B)
+      sums = [self.compare(batch).sum(axis=1) for batch in batches]
+      others = sum_others(batches, sums)
       batches = [
-        batch._replace(other_B=(all_B - own).astype(own.dtype))
-        for batch, own, all_B in zip(batches, own_B, sums_B)
+        batch._replace(other_B=other_B) for batch, other_B in zip(batches, others)
       ]
     return self.trainer.step(batches)
 

@@ -82,9 +82,9 @@ class TextEncoder:
       decisions: S.
     """
     most = self.view.config.max_tokens
-    parts = 4 if most > LONG else 2
-    buckets = [most * part // parts for part in range(1, parts + 1)]
-    T = _find_bucket(buckets, max(len(window.tokens) for window in windows))
+    bucket = -(-most // (4 if most > LONG else 2))
+    longest = max(len(window.tokens) for window in windows)
+    T = -(-longest // bucket) * bucket
     tokens_BxT = np.zeros((count, T), np.int32)
     position_BxS = np.zeros((count, decisions), np.int32)
     for b, window in enumerate(windows):
@@ -95,8 +95,8 @@ class TextEncoder:
   def forward(self, model: Qwen2, text: Text) -> jax.Array:
     """Compute float32 logits_BxSxA, only at decisions and only of decision tokens."""
     hidden_BxTxD = model(text.tokens_BxT, jnp.dtype(self.dtype))
-    row_Bx1 = jnp.arange(len(text.tokens_BxT))[:, None]
-    hidden_BxSxD = hidden_BxTxD[row_Bx1, text.position_BxS]
+    position_BxSx1 = text.position_BxS[:, :, None]
+    hidden_BxSxD = jnp.take_along_axis(hidden_BxTxD, position_BxSx1, axis=1)
     return model.logits(hidden_BxSxD, np.array(self.view.logit_ids))
 
   def open_reader(self, model: Qwen2, rows: int, mesh: Mesh) -> "Reader":

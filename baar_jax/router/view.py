@@ -66,7 +66,6 @@ CHAT_TURNS = (
   "<|im_end|>\n<|im_start|>user\n",
   "<|im_end|>\n<|im_start|>assistant\n",
 )
-PLAIN_TURNS = ("", "\n", "")  # the same, for a tokenizer without the template's tokens
 
 
 def decision_words(models: int) -> tuple[str, ...]:
@@ -109,8 +108,8 @@ class View:
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
     logit_ids: The decision tokens whose logits decide.
-    turns: The tokens of `CHAT_TURNS`; of `PLAIN_TURNS` if the tokenizer lacks the chat
-      template's special tokens.
+    turns: The tokens of `CHAT_TURNS`; without roles if the tokenizer lacks the special
+      tokens of the chat template.
     encode: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
@@ -147,7 +146,7 @@ class View:
       )
     turns = CHAT_TURNS
     if tokenizer.token_to_id("<|im_start|>") is None:
-      turns = PLAIN_TURNS
+      turns = ("", "\n", "")
     self.turns = [
       tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns
     ]
