@@ -125,8 +125,6 @@ def test_rotary_settings_are_read_in_both_forms(tmp_path):
     hf.write(tmp_path, SHAPE), {"rope_theta": None, "rope_parameters": section}
   )
   assert weights.read_config(tmp_path).rope_theta == 5e5
-  set_fields(tmp_path, {"rope_theta": 1e4})
-  assert "rope_theta differs from that in rope_parameters" in refusal(tmp_path)
   set_fields(tmp_path, {"rope_parameters": {"rope_type": "yarn"}})
   assert "unsupported rope_type" in refusal(tmp_path)
 
@@ -137,8 +135,6 @@ def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):
   table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
   set_tensor(tmp_path, "lm_head.weight", table)
   assert len(load_qwen2(tmp_path).token_tables) == 1
-  set_tensor(tmp_path, "lm_head.weight", 2 * table)
-  assert "'lm_head.weight', 'model.embed_tokens.weight') differ" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
