@@ -118,6 +118,8 @@ def test_gradients_of_windows_add_up_in_float64(
   encoder = TextEncoder(View(router, view.tokenizer))
   encoder.dtype = "float64"
   cut = dataclasses.replace(batcher(2, labels=SAMPLED), encoder=encoder)
+  batches = cut.micro_batches(five_episodes[:3])
+  assert {len(batch.inputs.tokens_BxT) for batch in batches} == {2}
   config = BoPOConfig(ratio_level=ratio_level, kl_beta=0.5, clip=(0.5, 0.5))
   rated = [*map(RatedEpisode, five_episodes[:3], ADV)]
   with jax.enable_x64(True):
