@@ -17,7 +17,7 @@ ABLATIONS = {
   "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
 # Largest number of tokens that each router.view adds to a step's texts.
-MARKUP_TOKENS = {"transcript": 80, "paper": 160}
+MARKUP_TOKENS = {"transcript": 80, "paper": 176}
 VANILLA_BATCHES = 3  # Most rollout batches of vanilla RL, for each of BoPO's.
 SEEDS = 1000  # Seeds that each purpose of an episode has; see rollout/specs.py.
 ROLLOUT_RANGE = 1_000_000  # Seeds for the rollouts of one training seed.

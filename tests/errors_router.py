@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from baar_jax.config import RouterConfig
 from baar_jax.rollout.specs import PolicySpec
@@ -56,6 +57,14 @@ def change_config(tmp: Path, **fields: object) -> None:
   """Check weights whose config.json has some fields changed."""
   path = hf.write(tmp, SHAPE) / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+  check_directory(tmp)
+
+
+def untie_head(tmp: Path) -> None:
+  """Store an output head that differs from the embedding to which it is tied."""
+  numbers = dict(hf.tensors(SHAPE))
+  numbers["lm_head.weight"] = 2 * numbers["model.embed_tokens.weight"]
+  save_file(numbers, hf.write(tmp, SHAPE) / "model.safetensors")
   check_directory(tmp)
 
 
@@ -119,6 +128,15 @@ CASES = [
     "TMP: tensor 'lm_head.weight' is missing, expected (307, 48)."
     " Use the complete files of one plain Qwen2.",
     lambda tmp: change_config(tmp, tie_word_embeddings=False),
+  ),
+  (
+    "TMP: tensors ('lm_head.weight', 'model.embed_tokens.weight') differ, expected equal"
+    " ones, as config.json ties them. Set tie_word_embeddings to false there.",
+    untie_head,
+  ),
+  (
+    CONFIG.format("rope_theta differs from that in rope_parameters, expected one"),
+    lambda tmp: change_config(tmp, rope_parameters={"rope_theta": 1e4}),
   ),
   (CONFIG.format("TMP/config.json is missing or not a regular file"), read_config),
   (

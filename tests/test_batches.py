@@ -12,20 +12,15 @@ from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import View, Window
 
 
-def test_a_batch_of_transcripts_by_hand(make_tokenizer):
-  """The second episode has two windows; its history is cut before the last step."""
-  windows = [
-    [Window([11, 12, 13], [0, 2], 0)],
-    [Window([21, 22], [0, 1], 0), Window([31], [0], 2)],
-  ]
+def test_a_batch_of_windows_by_hand(make_tokenizer):
+  windows = [Window([11, 12, 13], [0, 2], 0), Window([31], [0], 2)]
   view = View(RouterConfig(max_tokens=500), make_tokenizer())
-  text = TextEncoder(view).pad(windows, 2, 3)
-  # Three windows need four rows, and rows of 250 or 500 tokens are compiled.
-  rows = [[11, 12, 13], [21, 22, 0], [31, 0, 0], [0, 0, 0]]
-  np.testing.assert_array_equal(text.tokens_RxT[:, :3], rows)
-  assert text.tokens_RxT.shape == (4, 250) and not text.tokens_RxT[:, 3:].any()
-  assert text.row_BxS.tolist() == [[0, 0, 0], [1, 1, 2]]
-  assert text.position_BxS.tolist() == [[0, 2, 0], [0, 1, 0]]
+  text = TextEncoder(view).pad(windows, 3, 2)
+  # Rows of 250 or 500 tokens are compiled.
+  rows = [[11, 12, 13], [31, 0, 0], [0, 0, 0]]
+  np.testing.assert_array_equal(text.tokens_BxT[:, :3], rows)
+  assert text.tokens_BxT.shape == (3, 250) and not text.tokens_BxT[:, 3:].any()
+  assert text.position_BxS.tolist() == [[0, 2], [0, 0], [0, 0]]
 
 
 def test_labels_of_a_batch_by_hand():
@@ -34,12 +29,11 @@ def test_labels_of_a_batch_by_hand():
     "action_BxS": [[0, 1, 0], [1, 0, 1]],
     "logp_BxS": [[0] * 3, [-0.5, 0, 0]],
     "mask_BxS": [[True, True, False], [True] * 3],
-    "adv_B": [0, 0],
   }
   batch = make_batch(episodes, None, ACTED, (2, 3))
   # A decision without log-probability was forced; one with 0.0 was sampled.
-  sampled = make_batch(episodes, None, SAMPLED, (2, 3), [2.0, -1.0])
-  changed = {"mask_BxS": [[False] * 3, [True, False, True]], "adv_B": [2, -1]}
+  sampled = make_batch(episodes, None, SAMPLED, (2, 3))
+  changed = {"mask_BxS": [[False] * 3, [True, False, True]]}
   for got, arrays in ((batch, expected), (sampled, changed)):
     for name, values in arrays.items():
       np.testing.assert_array_equal(getattr(got, name), np.array(values), name)
@@ -56,7 +50,7 @@ def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
     assert batch.decision_share == pytest.approx(count / 18)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])
   batches = batcher(2, labels=SAMPLED).micro_batches(five_episodes, adv_B)
-  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
+  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0.5]]
   assert batches[2].mask_BxS.sum() == 5  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
   # Values computed per batch are returned in the order of the episodes.

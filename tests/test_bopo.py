@@ -1,7 +1,6 @@
 """Check BoPO's advantages by hand (their cost is C, not the bill), and that it learns."""
 
 import itertools
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ from tiny import episode
 
 from baar_jax.config import BoPOConfig, Config
 from baar_jax.episode import Task
+from baar_jax.learn.batches import Batch
 from baar_jax.paper import losses
 from baar_jax.paper.bopo import bopo, compute_advantages
 from baar_jax.paper.references import Profile
@@ -104,19 +104,6 @@ def play(task_id, seed, models, logps=()):
   return episode(task_id, "bopo", seed, models, score, logps=logps)
 
 
-class TableBatch(NamedTuple):
-  """Store what the loss reads of episodes, and the state of each decision."""
-
-  state_BxS: np.ndarray
-  action_BxS: np.ndarray
-  logp_BxS: np.ndarray
-  adv_B: np.ndarray
-  mask_BxS: np.ndarray
-  ref_logits_BxSxA: np.ndarray
-  episode_share: float = 1.0
-  decision_share: float = 1.0
-
-
 class TableRouter:
   """Learn a table of logits: learner, batcher, trainer and source in one object."""
 
@@ -152,13 +139,16 @@ class TableRouter:
     adv_B = self.sign * adv_B
     uniform_BxSxA = np.zeros((*state_BxS.shape, 2))
     mask_BxS = state_BxS >= 0
-    return [TableBatch(state_BxS, action_BxS, logp_BxS, adv_B, mask_BxS, uniform_BxSxA)]
+    return [Batch(state_BxS, action_BxS, logp_BxS, mask_BxS, adv_B, uniform_BxSxA)]
 
   def fill(self, batch):
     return batch
 
+  def compare(self, batch):
+    return batch.logp_BxS
+
   def loss(self, logits_NxA, batch):
-    terms = losses.bopo_loss(self.config, logits_NxA[batch.state_BxS], batch).values()
+    terms = losses.bopo_loss(self.config, logits_NxA[batch.inputs], batch).values()
     return sum(term.weight * term.share * term.values.mean for term in terms)
 
   def step(self, batches):

@@ -81,7 +81,7 @@ def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
   assert VOCABULARY.mean_D[[1, 9]] == pytest.approx([0.25, logs.mean()])
   assert VOCABULARY.spread_D[[1, 9]] == pytest.approx([1, logs.std()])
   encoder = InputsEncoder(VOCABULARY, 2)
-  x_SxI = encoder.encode(TASK, EPISODES[0])
+  (x_SxI,) = encoder.encode(TASK, EPISODES[0])
   np.testing.assert_allclose(x_SxI[:, 1], 0, atol=1e-6)
   expected = (logs[:3] - logs.mean()) / logs.std()
   np.testing.assert_allclose(x_SxI[:, 9], expected, rtol=1e-5)
@@ -107,7 +107,9 @@ def test_batches_of_inputs_by_hand():
   encoder = InputsEncoder(VOCABULARY, 2)
   long = observe(*[(0, 7)] * 5)
   first, last = make_batcher(encoder, ACTED).micro_batches([*EPISODES, long])
-  one, three, five = (encoder.encode(TASK, e) for e in (EPISODES[1], EPISODES[0], long))
+  one, three, five = (
+    encoder.encode(TASK, e)[0] for e in (EPISODES[1], EPISODES[0], long)
+  )
   no_step = np.zeros(one.shape[1])
   padded = [[*one, *[no_step] * 3], [*three, no_step]]
   np.testing.assert_array_equal(first.inputs, padded)

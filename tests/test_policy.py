@@ -94,7 +94,7 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   monkeypatch.setattr(reader, "NEW_TOKENS", lengths)
   extend = Mock(side_effect=reader._extend)
   monkeypatch.setattr(reader, "_extend", extend)
-  limit = {"transcript": 320, "paper": 368}[kind]
+  limit = {"transcript": 320, "paper": 400}[kind]
   config = dataclasses.replace(view.config, view=kind, max_tokens=limit)
   view = View(config, view.tokenizer)
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))

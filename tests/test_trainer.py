@@ -1,8 +1,10 @@
 """Check gradient steps of micro-batches, and the optimizers' learning rates."""
 
+import dataclasses
 import math
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,9 @@ from baar_jax.learn.trainer import (
 )
 from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
+from baar_jax.router import qwen2
 from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
@@ -68,7 +72,7 @@ def test_no_array_has_both_tokens_and_vocabulary(
   """Neither pass computes logits of all 340 tokens at any position."""
   trainer = Trainer(tiny_model, TextEncoder(view), sft_batch_loss, OPTIMIZER)
   (batch,) = batcher(WHOLE).micro_batches(five_episodes)
-  T = batch.inputs.tokens_RxT.shape[1]
+  T = batch.inputs.tokens_BxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
   shapes = [{*dims.split("x")} for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
   with_tokens = [shape for shape in shapes if str(T) in shape]
@@ -85,16 +89,63 @@ def test_the_first_step_in_bf16_is_on_policy(
   encoder = TextEncoder(view)
   encoder.dtype = "bfloat16"
   trainer = Trainer(tiny_model, encoder, loss, OPTIMIZER)
-  start = copy_of(trainer.state)
+  uniform = jax.tree.map(jnp.zeros_like, trainer.state)
   # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
   rated = [*map(RatedEpisode, five_episodes, ADV)]
   assert update_policy(learner, rated, 0)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
-  trainer.load(start)
-  # The recorded log-probabilities are invented, so their ratios differ from 1.
+  # The recorded log-probabilities are -.3, -.4, ... -.8, those of this router ln .5 = -.6931.
+  trainer.load(copy_of(uniform))
+  assert update_policy(learner, rated, 0)["max_log_ratio"] == pytest.approx(
+    0.39315, abs=1e-5
+  )
+  # Mean ratios .83263, .67494, .87297, .71043 and .78907: the sum of ratio * ADV is 1.26145.
+  trainer.load(uniform)
   monkeypatch.setattr(trainer, "low_precision", False)
-  assert abs(update_policy(learner, rated, 0)["loss"] + 0.3) > 0.05
+  loss = update_policy(learner, rated, 0)["loss"]
+  assert loss == pytest.approx(-1.26145 / 5, rel=1e-4)
+
+
+@pytest.mark.parametrize("ratio_level", ["trajectory", "decision"])
+def test_gradients_of_windows_add_up_in_float64(
+  ratio_level, view, batcher, five_episodes, draw_model, monkeypatch
+):
+  """They equal finite differences of the loss: 12 windows, two in a micro-batch."""
+  double = SimpleNamespace(**vars(jnp) | {"float32": jnp.float64})
+  monkeypatch.setattr(qwen2, "jnp", double)
+  router = dataclasses.replace(view.config, view="paper", max_tokens=800)
+  encoder = TextEncoder(View(router, view.tokenizer))
+  encoder.dtype = "float64"
+  cut = dataclasses.replace(batcher(2, labels=SAMPLED), encoder=encoder)
+  batches = cut.micro_batches(five_episodes[:3])
+  assert {len(batch.inputs.tokens_BxT) for batch in batches} == {2}
+  config = BoPOConfig(ratio_level=ratio_level, kl_beta=0.5, clip=(0.5, 0.5))
+  rated = [*map(RatedEpisode, five_episodes[:3], ADV)]
+  with jax.enable_x64(True):
+    model = jax.tree.map(lambda x: x.astype("f8"), draw_model())
+    loss = partial(bopo_loss, config)
+    trainer = Trainer(model, encoder, loss, optax.sgd(1.0))
+    trainer.low_precision = False
+    anchor = ShardedRouter(draw_model(seed=3), encoder)
+    learner = Learner(config, trainer, cut, anchor)
+    start = jax.tree.map(np.array, trainer.params)
+    draw = np.random.default_rng(0)
+    direction = jax.tree.map(lambda x: draw.normal(size=x.shape), start)
+
+    def learn(size):
+      """Return the loss at a distance from the start, and take a step."""
+      trainer.params = jax.tree.map(
+        lambda x, d: jnp.array(x + size * d), start, direction
+      )
+      return update_policy(learner, rated, 0)["loss"]
+
+    slope = (learn(1e-4) - learn(-1e-4)) / 2e-4
+    learn(0.0)
+    products = jax.tree.map(
+      lambda x, now, d: ((x - now) * d).sum(), start, trainer.params, direction
+    )
+    assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-6)
 
 
 def updates_of(optimizer, gradients, value=0.0):

@@ -91,7 +91,7 @@ def test_training_and_live_decisions_read_the_same_text(
     assert live.positions[-1] == position == len(live.tokens) - 1
 
 
-def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):
+def test_a_cut_keeps_whole_steps_in_three_quarters_of_the_limit(views, decode):
   windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
   assert len(windows) > 2
   step_tokens = max(
@@ -102,7 +102,7 @@ def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):
     assert 220 - step_tokens < len(full.tokens) <= 220
     # These tokens are the window directly after the cut.
     tokens = window.tokens[: window.positions[0] + 1]
-    assert 110 - step_tokens < len(tokens) <= 110 + 20
+    assert 165 <= len(tokens) < 165 + step_tokens + 20
     text = decode(tokens)
     omitted = int(re.match(r"task: find the plant\nsteps 1-(\d+) omitted\n", text)[1])
     numbers = [int(n) for n in re.findall(r"\nstep (\d+) model:", text)]
@@ -194,8 +194,22 @@ def test_the_paper_prompt_states_budget_rule_and_recent_steps(
     word = ("SMALL", "BIG")[models[n - 1]]
     text += f"\nStep {n} [Model: {word}] action: go {n}\nresult: see {n + 1}"
   ask = texts.ASK_SPENT if budget == SPENT else texts.ASK
-  assert decode(windows[-1].tokens) == text + ask
-  assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
+  assert decode(windows[-1].tokens) == f"{text}\n{ask}"
+  assert decode(windows[0].tokens).endswith(f"Previous steps: none\n{texts.ASK}")
+
+
+def test_the_chat_template_surrounds_the_paper_prompt(views, make_tokenizer):
+  """The question is the user's turn; the answer follows the assistant's header."""
+  tokenizer = make_tokenizer()
+  tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+  view = View(views(view="paper", max_tokens=2000).config, tokenizer)
+  (window,) = view.episode_windows(TASK, episode_of([0]))
+  system = f"{texts.ROLE}\nTask: find the plant{texts.CHOICES}\nPrevious steps: none"
+  assert tokenizer.decode(window.tokens, skip_special_tokens=False) == (
+    f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{texts.ASK}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+  )
+  assert window.tokens.count(tokenizer.token_to_id("<|im_start|>")) == 3
 
 
 def test_any_text_is_kept_and_none_is_read_as_a_decision(view):

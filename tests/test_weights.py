@@ -129,6 +129,14 @@ def test_rotary_settings_are_read_in_both_forms(tmp_path):
   assert "unsupported rope_type" in refusal(tmp_path)
 
 
+def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):
+  """These are the copy of a tied embedding, and what is computed of the positions."""
+  set_tensor(hf.write(tmp_path, SHAPE), "model.rotary_emb.inv_freq", np.ones(5))
+  table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+  set_tensor(tmp_path, "lm_head.weight", table)
+  assert len(load_qwen2(tmp_path).token_tables) == 1
+
+
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize("content", [os.mkfifo, b"", b"[\n]", b"\xff", "cut"])
 def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):

@@ -1,6 +1,10 @@
 """Cut episodes into padded micro-batches, with labels of their decisions.
 
-Axes: B episodes, S decisions of an episode, A answers.
+A row of a micro-batch is a part of an episode that a router reads at once: a window of
+its text, or the inputs of all of its steps. The rows of one episode may be in several
+micro-batches, so that a long episode needs no more memory than a short one.
+
+Axes: B rows, S decisions of a row, A answers, N episodes.
 """
 
 import dataclasses
@@ -19,11 +23,11 @@ from baar_jax.episode import Episode, Task
 
 
 class Batch(NamedTuple):
-  """Store a padded micro-batch: some of the episodes of one gradient step.
+  """Store a padded micro-batch: some of the rows of one gradient step.
 
   A gradient step adds up the losses of its micro-batches. In this sum, a mean over a
-  micro-batch's episodes is multiplied by `episode_share`, and a mean over its decisions
-  by `decision_share`.
+  micro-batch's rows is multiplied by `episode_share`, and a mean over its decisions by
+  `decision_share`.
 
   Attributes:
     inputs: what the router reads of the episodes, see `Encoder.pad`.
@@ -31,12 +35,15 @@ class Batch(NamedTuple):
     logp_BxS: float32, the log-probability of the sampled model in nats; 0 if the
       decision was not sampled.
     mask_BxS: bool, True on decisions to learn from.
-    adv_B: float32, one advantage per episode; 0 if the method has no advantages.
+    adv_B: float, the advantage of the row's episode; 0 if the method has none.
     ref_logits_BxSxA: float32, the SFT router's logits; None if the method does not use
       these logits. `Learner.fill` adds them.
-    episode_share: this batch's share of the gradient step's episodes; B counts the
-      padding too.
+    episode_share: B, with the padding, divided by the gradient step's episodes.
     decision_share: this batch's share of the gradient step's masked decisions.
+    episode_B: int, the index of the row's episode in the gradient step.
+    part_B: float, the row's share of the masked decisions of its episode.
+    other_B: float, the log ratio of the episode's decisions in other rows: the sum of
+      log pi(a_s) - `logp_BxS`, in nats. `Learner.step` adds it.
   """
 
   inputs: Any
@@ -45,8 +52,11 @@ class Batch(NamedTuple):
   mask_BxS: np.ndarray
   adv_B: np.ndarray
   ref_logits_BxSxA: jax.Array | None = None
-  episode_share: np.float32 = np.float32(1)
-  decision_share: np.float32 = np.float32(1)
+  episode_share: float = 1.0
+  decision_share: float = 1.0
+  episode_B: np.ndarray | int = 0
+  part_B: np.ndarray | float = 1.0
+  other_B: np.ndarray | float = 0.0
 
 
 class Sum(NamedTuple):
@@ -54,7 +64,7 @@ class Sum(NamedTuple):
 
   Attributes:
     total: float32 scalar, the sum.
-    count: the number of added values: real decisions, or episodes with the padding.
+    count: the number of added values: real decisions, or rows with the padding.
   """
 
   total: jax.Array
@@ -144,14 +154,14 @@ class Encoder(Protocol):
   def build(self, seed: int) -> nnx.Module:
     """Build a router with random weights."""
 
-  def encode(self, task: Task, episode: Episode) -> Any:
-    """Encode what the router reads before each decision of an episode."""
+  def encode(self, task: Task, episode: Episode) -> list:
+    """Encode the rows of an episode; each decision is in exactly one, in order."""
 
-  def measure(self, encoded: Any) -> tuple[int, int]:
-    """Return the length by which an episode is padded, and the number of its rows."""
+  def measure(self, row: Any) -> tuple[int, int]:
+    """Return the length by which a row is padded, and the number of its decisions."""
 
-  def pad(self, encoded: Sequence, episodes: int, decisions: int) -> Any:
-    """Pad encoded episodes to arrays, for B episodes of S decisions."""
+  def pad(self, rows: Sequence, count: int, decisions: int) -> Any:
+    """Pad encoded rows to arrays, for B = `count` rows of S decisions."""
 
   def forward(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Compute float32 logits_BxSxA of padded arrays."""
@@ -165,22 +175,20 @@ def make_batch(
   inputs: Any,
   labels: Labels,
   size: tuple[int, int],
-  adv_B: Sequence[float] = (),
 ) -> Batch:
   """Label the decisions of episodes, and pad them to one batch.
 
   Padding has no decisions to learn from: its mask is False.
 
   Args:
-    episodes: at most B.
+    episodes: at most B, each with the steps of its row.
     inputs: what the router reads of them, padded.
     labels: the rule that labels the decisions.
     size: (B, S); S is at least the steps of the longest episode.
-    adv_B: one advantage per episode; if empty, all advantages are 0.
 
   Returns:
-    The batch. Its `episode_share` and `decision_share` are 1, as in a gradient step
-      with this batch alone.
+    The batch. Its advantages are 0, and its shares 1, as in a gradient step with this
+    batch alone.
   """
   batch = Batch(
     inputs,
@@ -189,7 +197,6 @@ def make_batch(
     mask_BxS=np.zeros(size, bool),
     adv_B=np.zeros(size[0], np.float32),
   )
-  batch.adv_B[: len(adv_B)] = adv_B
   for b, episode in enumerate(episodes):
     decisions = zip(episode.steps, labels.decide(episode))
     for s, (step, index) in enumerate(decisions):
@@ -199,9 +206,44 @@ def make_batch(
   return batch
 
 
+def sum_others(
+  batches: Sequence[Batch], values: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+  """Add up a value over the other rows of each row's episode.
+
+  Args:
+    batches: the micro-batches of a gradient step.
+    values: for each micro-batch, the value of each row [B]; 0 on padding.
+
+  Returns:
+    For each micro-batch, the sum of each row [B], float64.
+  """
+  episode_R = np.concatenate([batch.episode_B for batch in batches])
+  total_N = np.bincount(episode_R, np.concatenate(values))
+  return [total_N[batch.episode_B] - value_B for batch, value_B in zip(batches, values)]
+
+
+class Row(NamedTuple):
+  """Keep a row before it is padded. Rows are sorted by the first three fields.
+
+  Attributes:
+    length: the length by which it is padded.
+    number: the index of its episode.
+    first: the index of its first step in the episode.
+    encoded: what the router reads.
+    episode: the episode with the steps of this row alone.
+  """
+
+  length: int
+  number: int
+  first: int
+  encoded: Any
+  episode: Episode
+
+
 @dataclasses.dataclass(frozen=True)
 class Batcher:
-  """Cut episodes into micro-batches with episodes of similar length.
+  """Cut episodes into micro-batches with rows of similar length.
 
   Attributes:
     config: the configuration; `sft.micro_episodes` is B.
@@ -216,23 +258,28 @@ class Batcher:
   labels: Labels = ACTED
 
   def micro_batches(
-    self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
+    self, episodes: Sequence[Episode], adv_N: np.ndarray | float = 0.0
   ) -> list[Batch]:
     """Make the micro-batches of one gradient step, and set their shares of the step.
 
     Args:
       episodes: the episodes of the gradient step.
-      adv_B: one advantage per episode; None if the method has no advantages.
+      adv_N: one advantage per episode; 0 if the method has no advantages.
     """
-    unshared = [batch for _, batch in self._cut(episodes, adv_B)]
-    decisions = max(1, sum(batch.mask_BxS.sum() for batch in unshared))
+    adv_N = np.resize(adv_N, len(episodes))
+    unshared = [batch for _, batch in self._cut(episodes)]
+    counts = [batch.mask_BxS.sum(axis=1) for batch in unshared]
+    decisions = max(1, sum(map(np.sum, counts)))
     batches = []
-    for batch in unshared:
-      episode_share = np.float32(len(batch.mask_BxS) / len(episodes))
-      decision_share = np.float32(batch.mask_BxS.sum() / decisions)
-      batches.append(
-        batch._replace(episode_share=episode_share, decision_share=decision_share)
+    for batch, own_B, other_B in zip(unshared, counts, sum_others(unshared, counts)):
+      # A row without decisions counts as a whole episode, since it adds nothing.
+      shared = batch._replace(
+        episode_share=len(own_B) / len(episodes),
+        decision_share=own_B.sum() / decisions,
+        adv_B=adv_N[batch.episode_B],
+        part_B=np.where(own_B, own_B / np.maximum(1, own_B + other_B), 1),
       )
+      batches.append(shared)
     return batches
 
   def compute(
@@ -247,20 +294,18 @@ class Batcher:
       An array [N, ...] over the N labelled decisions, in the order of the episodes.
     """
     values = {}
-    for indices, batch in self._cut(episodes):
-      for i, value_S, mask_S in zip(
-        indices, np.asarray(function(batch)), batch.mask_BxS
+    for rows, batch in self._cut(episodes):
+      for row, value_S, mask_S in zip(
+        rows, np.asarray(function(batch)), batch.mask_BxS
       ):
-        values[i] = value_S[mask_S]
-    return np.concatenate([values[i] for i in range(len(episodes))])
+        values[row.number, row.first] = value_S[mask_S]
+    return np.concatenate([values[place] for place in sorted(values)])
 
-  def _cut(
-    self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
-  ) -> Iterator[tuple[list[int], Batch]]:
-    """Cut episodes into micro-batches, shortest episodes first.
+  def _cut(self, episodes: Sequence[Episode]) -> Iterator[tuple[list[Row], Batch]]:
+    """Cut episodes into micro-batches, shortest rows first.
 
     Yields:
-      The indices of the batch's episodes, and the batch; both its shares are 1.
+      The rows of the batch, and the batch; its shares are 1.
     """
     size = self.config.sft.micro_episodes
     max_steps = self.config.env.max_steps
@@ -268,35 +313,28 @@ class Batcher:
     if self.labels.rewrite:
       models = len(self.config.models.names)
       episodes = [self.labels.rewrite(episode, models) for episode in episodes]
-    encoded = [self.encoder.encode(task_of[e.task_id], e) for e in episodes]
-    for indices in sort_by_length([*map(self.encoder.measure, encoded)], size):
-      group = [episodes[i] for i in indices]
+    rows = []
+    for number, episode in enumerate(episodes):
+      first = 0
+      for encoded in self.encoder.encode(task_of[episode.task_id], episode):
+        length, decisions = self.encoder.measure(encoded)
+        steps = episode.steps[first : first + decisions]
+        part = dataclasses.replace(episode, steps=steps)
+        rows.append(Row(length, number, first, encoded, part))
+        first += decisions
+    rows.sort()
+    for start in range(0, len(rows), size):
+      group = rows[start : start + size]
       # An episode that a client plays may have more steps than `env.max_steps`.
       # Rounding up to multiples keeps the number of compiled shapes small.
-      longest = max(len(episode.steps) for episode in group)
+      parts = [row.episode for row in group]
+      longest = max(len(part.steps) for part in parts)
       shape = size, -(-longest // max_steps) * max_steps
-      inputs = self.encoder.pad([encoded[i] for i in indices], *shape)
-      adv = () if adv_B is None else adv_B[indices]
-      yield indices, make_batch(group, inputs, self.labels, shape, adv)
-
-
-def sort_by_length(sizes: Sequence[tuple[int, int]], size: int) -> list[list[int]]:
-  """Group the indices of episodes by length, shortest first.
-
-  Args:
-    sizes: the length and the number of rows of each episode.
-    size: the most rows of a group. An episode with more rows is a group of its own.
-  """
-  groups: list[list[int]] = []
-  count = size  # As if a group were full, so that the first episode opens a new one.
-  for i in sorted(range(len(sizes)), key=lambda i: sizes[i][0]):
-    rows = sizes[i][1]
-    count += rows
-    if count > size:
-      groups.append([])
-      count = rows
-    groups[-1].append(i)
-  return groups
+      inputs = self.encoder.pad([row.encoded for row in group], *shape)
+      batch = make_batch(parts, inputs, self.labels, shape)
+      # Padding repeats the numbers: its mask is False, so it adds 0 to every sum.
+      episode_B = np.resize([row.number for row in group], size)
+      yield group, batch._replace(episode_B=episode_B, other_B=0 * batch.adv_B)
 
 
 def draw_batches(

@@ -30,7 +30,7 @@ import numpy as np
 
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import Batch, Batcher
+from baar_jax.learn.batches import Batch, Batcher, sum_others
 from baar_jax.learn.trainer import ShardedRouter, Trainer
 from baar_jax.paper import losses, rewards
 from baar_jax.paper.references import Profile, group_by_task
@@ -110,12 +110,30 @@ class Learner(NamedTuple):
     the current router then.
     """
     if self.trainer.low_precision:
-      logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
-      batch = batch._replace(logp_BxS=logp_BxS)
+      batch = batch._replace(logp_BxS=batch.logp_BxS + self.compare(batch))
     if self.anchor:
       ref_logits_BxSxA = self.anchor.logits(batch)
       batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
     return batch
+
+  def compare(self, batch: Batch) -> np.ndarray:
+    """Compute the log ratio of each decision: log pi(a) - `logp_BxS`; 0 on padding."""
+    logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
+    return np.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0)
+
+  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
+    """Take a gradient step, see `Trainer.step`.
+
+    The ratio of a trajectory needs the sum over all rows of its episode. If an episode
+    has several rows, their sums are computed first, without a gradient.
+    """
+    if min(batch.part_B.min() for batch in batches) < 1:
+      sums = [self.compare(batch).sum(axis=1) for batch in batches]
+      others = sum_others(batches, sums)
+      batches = [
+        batch._replace(other_B=other_B) for batch, other_B in zip(batches, others)
+      ]
+    return self.trainer.step(batches)
 
 
 def count_steps(config: BoPOConfig, episodes: int) -> int:
@@ -305,7 +323,10 @@ def update_policy(
     update: the number of the update, which decides the shuffles.
 
   Returns:
-    The means of the metrics over the gradient steps.
+    The means of the metrics over the gradient steps; and `max_log_ratio`, the largest
+    |log ratio| of a decision at the first step, before `Learner.fill`, in nats. It
+    shows how far the computation of live decisions differs from that of training; for
+    episodes that have waited in vanilla RL it contains what the router has learnt.
   """
   config = learner.config
   draw = random.Random(learner.seed + update)
@@ -315,9 +336,11 @@ def update_policy(
     for first in range(0, len(order), BATCH_EPISODES):
       episodes, advantages = zip(*order[first : first + BATCH_EPISODES])
       batches = learner.batcher.micro_batches(episodes, np.array(advantages))
+      if not step_batches:
+        log_ratio = max(np.abs(learner.compare(batch)).max() for batch in batches)
       step_batches.append([learner.fill(batch) for batch in batches])
-  steps = [learner.trainer.step(batches) for batches in step_batches]
-  means = {}
+  steps = [learner.step(batches) for batches in step_batches]
+  means = {"max_log_ratio": float(log_ratio)}
   for name in steps[0]:
     means[name] = float(np.mean([metrics[name] for metrics in steps]))
   return means

@@ -5,7 +5,10 @@ step adds up micro-batches, so `sft_batch_loss` and `bopo_loss` return the same 
 as terms: a sum with its count, and the micro-batch's share of the step
 (learn/batches.py).
 
-Axes: B episodes, S decisions of an episode, A models.
+The rows of a micro-batch may be parts of episodes, so the ratio of a trajectory is a
+product over several rows. `policy_loss` has whole episodes.
+
+Axes: B episodes or rows, S decisions, A models.
 """
 
 import jax
@@ -75,6 +78,8 @@ def compute_gains(
   mask_BxS: jax.Array,
   ratio_level: str,
   clip: tuple[float | None, float | None],
+  part_B: jax.Array | float = 1.0,
+  other_B: jax.Array | float = 0.0,
 ) -> jax.Array:
   """Compute the gain of each episode: its probability ratio times its advantage.
 
@@ -85,6 +90,10 @@ def compute_gains(
 
   If logp = old_logp, the gradient of "trajectory" is S times that of "decision".
 
+  If a row is a part of an episode, the episode's gain is the sum over its rows. For a
+  trajectory each row has its part of the gain, and the gradient by its own decisions:
+  d exp(sum of all) = ratio * d sum of all, so the gradients of the rows add up.
+
   Args:
     logp_BxS: float32, log pi(a_s) of the current router, in nats.
     old_logp_BxS: float32, log pi(a_s) of the router that sampled the episode.
@@ -92,9 +101,11 @@ def compute_gains(
     mask_BxS: bool, False on padding and on forced decisions.
     ratio_level: "trajectory" or "decision".
     clip: (clip_low, clip_high), see `policy_loss`.
+    part_B: float32, the row's share of its episode's real decisions.
+    other_B: float32, the sum of logp_s - old_logp_s over the episode's other rows.
 
   Returns:
-    float32 gain_B; 0 for an episode without real decisions.
+    float32 gain_B; 0 for a row without real decisions.
 
   Raises:
     ValueError: `ratio_level` has another value.
@@ -104,12 +115,13 @@ def compute_gains(
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_B = jax.lax.stop_gradient(adv_B)
   if ratio_level == "trajectory":
-    gain_B = clip_gain(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip)
+    gain_B = clip_gain(jnp.exp(log_ratio_BxS.sum(axis=1) + other_B), adv_B, clip)
+    gain_B -= (1 - part_B) * jax.lax.stop_gradient(gain_B)
     return jnp.where(mask_BxS.any(axis=1), gain_B, 0.0)
   if ratio_level == "decision":
     gain_BxS = clip_gain(jnp.exp(log_ratio_BxS), adv_B[:, None], clip)
     decisions_B = jnp.maximum(mask_BxS.sum(axis=1), 1)
-    return jnp.where(mask_BxS, gain_BxS, 0.0).sum(axis=1) / decisions_B
+    return jnp.where(mask_BxS, gain_BxS, 0.0).sum(axis=1) / decisions_B * part_B
   raise ValueError(f"ratio_level is {ratio_level!r}; use 'trajectory' or 'decision'")
 
 
@@ -165,6 +177,8 @@ def bopo_loss(
     batch.mask_BxS,
     config.ratio_level,
     config.clip or (None, None),
+    batch.part_B,
+    batch.other_B,
   )
   kl = _sum_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   return {

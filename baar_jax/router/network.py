@@ -111,8 +111,8 @@ class InputsEncoder:
     x_SxI = self._read_steps(Task("", "train", "", 1), [step])
     return PolicyNetwork(x_SxI.shape[1], self.answers, seed)
 
-  def encode(self, task: Task, episode: Episode) -> np.ndarray:
-    """Compute the standardised inputs of an episode's decisions, float32 x_SxI.
+  def encode(self, task: Task, episode: Episode) -> list[np.ndarray]:
+    """Compute the standardised inputs of an episode: one row, float32 x_SxI.
 
     An episode must not change after it was encoded, because the inputs are kept.
     """
@@ -121,24 +121,22 @@ class InputsEncoder:
       if len(self.encoded) == MOST_ENCODED:
         self.encoded.clear()
       self.encoded[key] = self._read_steps(task, episode.steps)
-    return self.encoded[key]
+    return [self.encoded[key]]
 
   def measure(self, x_SxI: np.ndarray) -> tuple[int, int]:
-    """Return the length of an encoded episode in decisions, and its rows: one."""
-    return len(x_SxI), 1
+    """Return the number of decisions of a row twice: it is its length, too."""
+    return len(x_SxI), len(x_SxI)
 
-  def pad(
-    self, encoded: Sequence[np.ndarray], episodes: int, decisions: int
-  ) -> np.ndarray:
-    """Pad encoded episodes with 0 to float32 x_BxSxI.
+  def pad(self, rows: Sequence[np.ndarray], count: int, decisions: int) -> np.ndarray:
+    """Pad rows with 0 to float32 x_BxSxI.
 
     Args:
-      encoded: the results of `encode`.
-      episodes: B.
+      rows: the rows of several results of `encode`.
+      count: B.
       decisions: S.
     """
-    x_BxSxI = np.zeros((episodes, decisions, encoded[0].shape[1]), np.float32)
-    for x_SxI, row_SxI in zip(x_BxSxI, encoded):
+    x_BxSxI = np.zeros((count, decisions, rows[0].shape[1]), np.float32)
+    for x_SxI, row_SxI in zip(x_BxSxI, rows):
       x_SxI[: len(row_SxI)] = row_SxI
     return x_BxSxI
 

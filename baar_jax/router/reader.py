@@ -1,6 +1,6 @@
 """Encode episodes for a text router, and feed it the new tokens of live episodes.
 
-Axes: B episodes, S decisions of an episode, R rows of tokens, T tokens of a row, A
+Axes: B windows, S decisions of a window, R rows of the KV cache, T tokens of a row, A
 answers, D width of a hidden state.
 """
 
@@ -34,16 +34,14 @@ USD_PER_TOKEN = 0.02 / 1e6
 
 
 class Text(NamedTuple):
-  """Padded episodes, as a text router reads them.
+  """Padded windows, as a text router reads them.
 
   Attributes:
-    tokens_RxT: int32, 0-padded; one row for each window of an episode's text.
-    row_BxS: int32, the row of `tokens_RxT` with the decision.
-    position_BxS: int32, the position of the decision in its row.
+    tokens_BxT: int32, 0-padded.
+    position_BxS: int32, the position of the decision in its window.
   """
 
-  tokens_RxT: np.ndarray
-  row_BxS: np.ndarray
+  tokens_BxT: np.ndarray
   position_BxS: np.ndarray
 
 
@@ -71,42 +69,34 @@ class TextEncoder:
     """Write the windows of an episode's text; each decision is in exactly one."""
     return self.view.episode_windows(task, episode)
 
-  def measure(self, windows: Sequence[Window]) -> tuple[int, int]:
-    """Return the tokens of the longest window, and the number of windows."""
-    return max(len(window.tokens) for window in windows), len(windows)
+  def measure(self, window: Window) -> tuple[int, int]:
+    """Return the numbers of a window's tokens and decisions."""
+    return len(window.tokens), len(window.positions)
 
-  def pad(
-    self, encoded: Sequence[Sequence[Window]], episodes: int, decisions: int
-  ) -> Text:
+  def pad(self, windows: Sequence[Window], count: int, decisions: int) -> Text:
     """Pad windows to few lengths, because each length is compiled once per loss.
 
     Args:
-      encoded: the windows of each episode's text.
-      episodes: B. R is B, or the next power of two if there are more windows.
+      windows: windows of any episodes' texts.
+      count: B.
       decisions: S.
     """
-    rows = [(b, window) for b, group in enumerate(encoded) for window in group]
     most = self.view.config.max_tokens
-    count = 4 if most > LONG else 2
-    buckets = [most * part // count for part in range(1, count + 1)]
-    T = _find_bucket(buckets, max(len(window.tokens) for _, window in rows))
-    R = episodes
-    if len(rows) > R:
-      R = 1 << (len(rows) - 1).bit_length()
-    size = (episodes, decisions)
-    tokens_RxT = np.zeros((R, T), np.int32)
-    text = Text(tokens_RxT, np.zeros(size, np.int32), np.zeros(size, np.int32))
-    for row, (b, window) in enumerate(rows):
-      tokens_RxT[row, : len(window.tokens)] = window.tokens
-      span = slice(window.first, window.first + len(window.positions))
-      text.row_BxS[b, span] = row
-      text.position_BxS[b, span] = window.positions
-    return text
+    bucket = -(-most // (4 if most > LONG else 2))
+    longest = max(len(window.tokens) for window in windows)
+    T = -(-longest // bucket) * bucket
+    tokens_BxT = np.zeros((count, T), np.int32)
+    position_BxS = np.zeros((count, decisions), np.int32)
+    for b, window in enumerate(windows):
+      tokens_BxT[b, : len(window.tokens)] = window.tokens
+      position_BxS[b, : len(window.positions)] = window.positions
+    return Text(tokens_BxT, position_BxS)
 
   def forward(self, model: Qwen2, text: Text) -> jax.Array:
     """Compute float32 logits_BxSxA, only at decisions and only of decision tokens."""
-    hidden_RxTxD = model(text.tokens_RxT, jnp.dtype(self.dtype))
-    hidden_BxSxD = hidden_RxTxD[text.row_BxS, text.position_BxS]
+    hidden_BxTxD = model(text.tokens_BxT, jnp.dtype(self.dtype))
+    position_BxSx1 = text.position_BxS[:, :, None]
+    hidden_BxSxD = jnp.take_along_axis(hidden_BxTxD, position_BxSx1, axis=1)
     return model.logits(hidden_BxSxD, np.array(self.view.logit_ids))
 
   def open_reader(self, model: Qwen2, rows: int, mesh: Mesh) -> "Reader":

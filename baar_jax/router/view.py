@@ -56,8 +56,16 @@ HARD_DOLLARS = (
   "${left:.4f} must last for up to {steps} steps; keep it for where it matters."
 )
 HARD_SPENT = "\nThe budget is spent: only SMALL is left for up to {steps} steps."
-ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
-ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
+ASK = "Which model should act next, SMALL or BIG?\nDecision:"
+ASK_SPENT = "The answer has to be SMALL.\nDecision:"
+# The chat template of Qwen2.5: the texts before the system's part of a prompt, before
+# the user's part, and before the answer. The paper calls its whole prompt the system's;
+# that the question is the user's is our choice.
+CHAT_TURNS = (
+  "<|im_start|>system\n",
+  "<|im_end|>\n<|im_start|>user\n",
+  "<|im_end|>\n<|im_start|>assistant\n",
+)
 
 
 def decision_words(models: int) -> tuple[str, ...]:
@@ -100,6 +108,8 @@ class View:
     tokenizer: The router's tokenizer.
     decision_ids: The decision token of each model, cheapest first.
     logit_ids: The decision tokens whose logits decide.
+    turns: The tokens of `CHAT_TURNS`; without roles if the tokenizer lacks the special
+      tokens of the chat template.
     encode: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
@@ -134,6 +144,12 @@ class View:
         f"tokenizer.json lacks one of {', '.join(tokens)}. Restore the copy that this"
         " run made."
       )
+    turns = CHAT_TURNS
+    if tokenizer.token_to_id("<|im_start|>") is None:
+      turns = ("", "\n", "")
+    self.turns = [
+      tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns
+    ]
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
 
@@ -231,8 +247,9 @@ def write_transcript(
   """Write an episode as one text that grows by whole steps.
 
   A policy can keep the KV cache of a text that only grows. If the next step would
-  exceed --config.router.max_tokens, a new window begins. The new window omits the
-  oldest steps and begins with about half of `max_tokens` tokens.
+  exceed --config.router.max_tokens, a new window begins. The new window omits as many
+  of the oldest steps as leave at least three quarters of `max_tokens` tokens; it has
+  fewer tokens only if one more step would not fit.
 
   Args:
     view: the tokenizer, the words for the models and the settings.
@@ -255,8 +272,12 @@ def write_transcript(
     if len(window.tokens) + len(answer) + len(question) <= config.max_tokens:
       window.tokens.extend(answer + question)
     else:
-      limit = config.max_tokens // 2 - len(head) - len(question)
-      first = _find_first_block(blocks, [limit] * s)
+      room = config.max_tokens - len(head) - len(question)
+      limit = room - len(view.encode(f"\nsteps 1-{s} omitted"))
+      fitting = _find_first_block(blocks, [limit] * s, oldest=1)
+      short = _find_first_block(blocks, [room - config.max_tokens // 4] * s, oldest=1)
+      # One step more than those that leave the text too short, if it fits.
+      first = max(fitting, short - 1)
       omitted = view.encode(f"\nsteps 1-{first} omitted")
       tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
       window = Window(tokens, [], s)
@@ -372,7 +393,9 @@ def _write_prompt(
   for rule in rules:
     head += view.encode_rule(rule)
   head += view.encode("\nPrevious steps:" if s else "\nPrevious steps: none")
-  return head, view.encode_proposal(steps[s]) + view.encode_rule(ask)
+  system, user, answer = view.turns
+  tail = (*view.encode_proposal(steps[s]), *user, *view.encode_rule(ask), *answer)
+  return (*system, *head), tail
 
 
 def _find_first_block(

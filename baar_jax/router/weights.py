@@ -189,7 +189,9 @@ def load_qwen2(
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """Compare the tensors of a Hugging Face directory with those of its config.json.
 
-  The numbers of the tensors are not read.
+  The numbers of the tensors are not read, except those of an output head that is stored
+  although it is tied to the embedding: it must equal the embedding. Tensors of rotary
+  embeddings are ignored, because they are computed, not learnt.
 
   Args:
     directory: the directory with config.json and model*.safetensors.
@@ -208,12 +210,21 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
     try:
       with safe_open(require_file(path), "np") as file:
         for name in file.keys():  # noqa: SIM118
-          stored[name] = tuple(file.get_slice(name).get_shape())
-          file_of[name] = path
+          if ".rotary_emb." not in name:
+            stored[name] = tuple(file.get_slice(name).get_shape())
+            file_of[name] = path
     except (SafetensorError, OSError) as error:
       raise ValueError(
         f"Cannot read {path} ({error}). Restore or download the file again."
       ) from None
+  tables = NAMES["head_VxD"], NAMES["embedding_VxD"]
+  if config.tie_word_embeddings and stored.keys() >= {*tables}:
+    if not np.array_equal(*[_read(file_of[name], name) for name in tables]):
+      raise ValueError(
+        f"{directory}: tensors {tables} differ, expected equal ones, as config.json"
+        " ties them. Set tie_word_embeddings to false there."
+      )
+    del stored[tables[0]]
   for name in sorted(expected.keys() | stored.keys()):
     sizes = stored.get(name, "missing")
     needed = expected.get(name, "no such tensor")
@@ -240,8 +251,11 @@ def read_config(directory: Path | str) -> Qwen2Config:
   path = Path(directory) / "config.json"
   try:
     fields = json.loads(require_file(path).read_text())
-    fields = {"model_type": "", **(fields.get("rope_parameters") or {}), **fields}
+    rope = fields.get("rope_parameters") or {}
+    fields = {"model_type": "", **rope, **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
+    if rope.get("rope_theta") not in (None, fields.get("rope_theta")):
+      raise ValueError("rope_theta differs from that in rope_parameters, expected one")
     heads = fields["num_attention_heads"]
     fields = {"num_key_value_heads": heads, **fields}
     fields = {"head_dim": fields["hidden_size"] // heads, **fields}
