@@ -39,7 +39,7 @@ from baar_jax.rollout.jobs import (
   stratified_spec,
 )
 from baar_jax.rollout.loop import Pair
-from baar_jax.rollout.rules import Policy, PrivilegedPolicy, RulePolicy
+from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import PolicySpec, Purpose, seed_of
 from baar_jax.router.inputs import (
   BUCKETS,
@@ -447,8 +447,6 @@ class Loader:
       exact = Exact(config.models, config.env.max_steps)
       mu = FREE if spec.mu is None else spec.mu
       return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
-    if row.needs == "errors":
-      return PrivilegedPolicy(spec)
     return RulePolicy(spec, row.rule)
 
   def _build_router(self, spec: PolicySpec) -> Policy:

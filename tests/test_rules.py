@@ -1,7 +1,6 @@
 """Test the choices of policies without training against answers worked out by hand."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +8,7 @@ from hand import live, models
 
 from baar_jax.config import SamplePlan
 from baar_jax.episode import Step
-from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
-from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import PolicySpec
 
 
@@ -80,31 +76,6 @@ def test_the_stage_rule_stays_with_the_third_model(patience, results, expected):
     chosen.append(rules.take_after_trouble(episode, spec))
     episode.steps.append(Step(result, 0, ""))
   assert chosen == expected
-
-
-# LARGE costs $0.01 more than SMALL. It gains 0.9 - 0.1 = 0.8, or 80 per dollar. A third
-# model gains 0.05 more than LARGE for $0.02 more, or 2.5 per dollar.
-@pytest.mark.parametrize(
-  "small_loss, mu, model",
-  [(0.9, 79, 1), (0.9, 81, 0), (0.11, 0, 1), (0.09, 0, 0), (0.9, 2, 2), (0.9, 3, 1)],
-)
-def test_privileged_chooses_the_largest_gain(small_loss, mu, model):
-  prospects = Prospect(small_loss, 0.01), Prospect(0.1, 0.02)
-  if mu in (2, 3):
-    prospects = *prospects, Prospect(0.05, 0.04)
-  agents = [
-    SimpleNamespace(
-      prospect=lambda *_, prospect=prospect: prospect,
-      reply=lambda *_, number=number: number,
-    )
-    for number, prospect in enumerate(prospects)
-  ]
-  budgets = EpisodeBudgets(CallBudget(None), DollarBudget(None))
-  context = StepContext(live(models=len(agents)), agents, [], budgets)
-  with pytest.raises(StopIteration) as end:
-    next(rules.PrivilegedPolicy(PolicySpec("privileged", mu=mu)).act(context))
-  move = end.value.value
-  assert move.reply == move.decision.model == model
 
 
 def test_sample_k_of_n_takes_large_with_probability_k_over_n():

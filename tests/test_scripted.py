@@ -180,24 +180,19 @@ def test_each_model_draws_its_own_errors():
   assert small[is_right[0].index(False)].split()[0] in ("wrong", "wasted")
 
 
+def rate_of(agent, step):
+  return agent._find_lapse(critical(5), step).rate
+
+
 def test_errors_of_either_model_raise_the_next_rate():
   small, large = agents(always(wrong=1.0))
-  assert small.prospect([], 0).loss == 1.0
+  assert rate_of(small, 0) == 1.0
   assert actions_of(small, [0]) == ["wrong t|0|0|0"]
   # The error at step 0 counts from step 1 on.
-  assert large.prospect([], 0).loss == 1.0
-  assert large.prospect([], 1).loss == 1.1
+  assert rate_of(large, 0) == 1.0
+  assert rate_of(large, 1) == 1.1
   small.reply([], 1)
   # LARGE acts in place of SMALL, without an error: SMALL's proposal does not count.
   large._errors = always(rate=-1.0)
   assert actions_of(large, [1]) == ["focus on pot"]
-  assert small.prospect([], 2).loss == 1.1
-
-
-def test_the_forecast_counts_wrong_actions_and_wasted_steps():
-  small, large = agents(always(wrong=0.5))
-  # A wrong action, or one of 40 steps.
-  assert large.prospect([], 0) == (0.5 + 0.5 / 40, 0.0)
-  messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
-  prospects = [agent.prospect(messages, 30) for agent in (small, large)]
-  assert prospects == [(0.55, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
+  assert rate_of(small, 2) == 1.1

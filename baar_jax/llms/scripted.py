@@ -27,20 +27,6 @@ from baar_jax.llms.prices import (
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 
 
-class Prospect(NamedTuple):
-  """A forecast of a model's next call, from the scripted models' error rates.
-
-  Attributes:
-    loss: expected loss, as a share of the task's score. A wrong action counts as the
-      loss of the whole score. A wasted step counts as the loss of 1 / (remaining steps)
-      of the score (our choice).
-    usd: cost of the call in dollars, without the reply.
-  """
-
-  loss: float
-  usd: float
-
-
 class ScriptedPair:
   """The scripted models of a run.
 
@@ -203,17 +189,6 @@ class ScriptedAgent(Agent):
     """Look up the model's error rates at a step, after the errors of earlier steps."""
     past_errors = sum(erred for at, erred in self._erred.items() if at < step)
     return self._errors.lapse(self._model, self._task.id, oracle, past_errors)
-
-  def prospect(self, messages: Messages, step: int) -> Prospect:
-    """Forecast the loss and the cost of the model's next call.
-
-    Only the privileged policy may use this forecast, because a router cannot see the
-    error rates. The cost leaves out the reply, which is cheap.
-    """
-    lapse = self._find_lapse(self._env.oracle(), step)
-    loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
-    usd = self._account.bill(self._model, messages, "", step).cost_usd
-    return Prospect(lapse.rate * loss, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""

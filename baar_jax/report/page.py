@@ -43,8 +43,7 @@ NOTES = {
   "scripted": (
     "Scripted models are programs with stated error rates in the real environment. "
     "Costs are the list prices of the texts that they exchange. No model was called. "
-    "The privileged rule reads the error rates, which no router can. A rule stands in "
-    "for the judge of a zero-shot router."
+    "A rule stands in for the judge of a zero-shot router."
   ),
   "synthetic": "The tasks are synthetic, not the benchmark's own.",
 }

@@ -24,7 +24,6 @@ from baar_jax.config import (
   ablate,
   require,
 )
-from baar_jax.envs.base import load
 from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import ACTED, Batch, Labels, Term
 from baar_jax.paper import bopo, losses
@@ -48,8 +47,6 @@ from baar_jax.router.policy import ARGMAX, RouterPolicy
 # The exact policy is evaluated with these values of mu, the number of successes that
 # one US dollar is worth.
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
-# The privileged rule is evaluated with this value of mu (our choice).
-PRIVILEGED_WEIGHT = 100
 # The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
 STAGE_RULE_PATIENCE = (1, 2, 3, 5, 10)
 
@@ -117,7 +114,7 @@ class Family:
     points: a function of (config, name of the family) that lists the policies to
       evaluate, in the report's order.
     needs: what decides: "" is `rule`, "router" a trained router, "heads" the value
-      heads, "judge", "optimum" and "errors" what their names say.
+      heads, "judge" and "optimum" what their names say.
     rule: returns the index of the model to act.
     policy: the class of the policy if a router decides.
     labels: how this router reads stored decisions, for policies with a `share`.
@@ -326,15 +323,6 @@ def _list_optimum(config: Config, name: str) -> Iterator[Points]:
     yield Points(free, (exact,), usd=False)
 
 
-def _list_privileged(config: Config, name: str) -> Iterator[Points]:
-  """Yield the privileged rule, which reads scripted models' error rates.
-
-  It stands in where the environment has no exact optimum.
-  """
-  if config.models.kind == "scripted" and not load(config.env.kind).has_optimum:
-    yield Points((PolicySpec(name, mu=PRIVILEGED_WEIGHT),))
-
-
 def escalate_once(advantage_A: np.ndarray, situation: Situation) -> int:
   """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
 
@@ -414,7 +402,6 @@ FAMILIES = {
     ),
     rule=rules.take_randomly,
   ),
-  "privileged": Family("privileged (error model)", _list_privileged, "errors"),
   "optimum": Family("optimum (exact policy)", _list_optimum, "optimum"),
   ZERO_SHOT: Family(
     "zero-shot router",

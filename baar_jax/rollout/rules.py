@@ -304,31 +304,3 @@ def take_sampled(live: Live, spec: PolicySpec) -> int:
     clock = len(observations) - len(set(observations))
   is_early = clock < k / (2 * plan.count) * live.task.max_steps
   return draw_model(live, float(is_early == k % 2))
-
-
-class PrivilegedPolicy(Policy):
-  """Choose the model with the largest gain over SMALL (our choice).
-
-  The policy is privileged: it reads the scripted models' error rates of the next step,
-  and no router can see them. A model's gain is
-
-      SMALL's loss - loss - mu * (dollars - SMALL's dollars)
-
-  for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
-  """
-
-  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
-    """Play a step with the model of the largest gain, within the budgets."""
-    # This policy decides here, in the worker thread. So the generator yields nothing.
-    yield from ()
-    best = SMALL
-    if len(context.allowed) > 1:
-      small = context.agents[SMALL].prospect(context.messages, context.number)
-      best_gain = 0.0
-      for model, agent in enumerate(context.agents[1:], 1):
-        prospect = agent.prospect(context.messages, context.number)
-        gain = small.loss - prospect.loss - self.spec.mu * (prospect.usd - small.usd)
-        if gain > best_gain:
-          best = model
-          best_gain = gain
-    return context.take(Decision(best))
