@@ -168,6 +168,7 @@ class Results:
     families: the table of all families, with their labels.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
     ledger: a row per part of the run's dollars; see `run_ledger`.
+    cut_answers: the number of a judge's answers that its limit has cut.
   """
 
   config: Config
@@ -176,6 +177,7 @@ class Results:
   families: Mapping[str, Labelled]
   robustness: pd.DataFrame
   ledger: pd.DataFrame
+  cut_answers: int
 
   def label(self, name: str) -> str:
     """Return a family's or a metric's name for readers; other texts are unchanged."""
