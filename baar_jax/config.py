@@ -145,6 +145,8 @@ class ModelsConfig:
     temperature: Sampling temperature of the models.
     max_completion_tokens: Largest number of tokens of a reply in a run that plays
       tasks. The worst case of a call assumes a reply of this length.
+    reasoning_effort: Effort that models that reason are asked for, such as "low"; ""
+      leaves it to the provider.
     token_limit_field: Name of the request's field that limits the tokens of a reply.
     timeout_s: Seconds within which the whole answer of an attempt must arrive, or the
       beginning of a stream. A slower attempt has failed.
@@ -161,6 +163,7 @@ class ModelsConfig:
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
   max_completion_tokens: int = positive(1024, 10_000_000)
+  reasoning_effort: str = ""
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )

@@ -11,8 +11,9 @@ The :paper setting of each environment differs from the paper in these points:
 - The router reads one growing text per episode (--config.router.view=transcript).
   --config.router.view=paper gives it the paper's prompt.
 - The paper does not state the numbers of updates, so they are our choice.
-- The paper's ScienceWorld tasks are not public. The same number of tasks of AgentGym's
-  types comes from the engine's own splits.
+- The paper's ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and
+  named: env.options.train_ids and env.options.test_ids (docs/environments.md). Without
+  them, the same number of tasks of AgentGym's types comes from the engine's own splits.
 """
 
 from baar_jax import config

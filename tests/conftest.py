@@ -22,7 +22,7 @@ from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import View, decision_tokens
 
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", os.environ.get("BAAR_JAX_TEST_PLATFORM", "cpu"))
 # All tests, and the programs that they start, share one cache of compiled functions.
 CACHE = str(Path(tempfile.gettempdir()) / "baar_jax_compiled")
 CACHE = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)

@@ -13,6 +13,7 @@ from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
+from baar_jax.envs.scienceworld import adapter
 from baar_jax.envs.scienceworld import engine as scienceworld
 
 FILE = """
@@ -111,12 +112,17 @@ def find_no_data(tmp: Path) -> None:
 
 MUG = "pick_and_place_simple-Mug-None-Desk-1"
 SHORT = "--config.env.options.short_tasks=7"
+LISTED = adapter.Options(train_ids="no.txt")
 SKIPPED = "--config.env.options.skip_test_variations=-1"
 CASES = [
   # Envs
   ("...define oracle() and mistake() in its class...", lambda tmp: Env().oracle()),
   ("...no expert...kind=chat", lambda tmp: Env().mistake("wasted", "key")),
   ("...train.txt has 0 tasks...lower --config.env.train_tasks...", list_appworld_tasks),
+  (
+    "no.txt is not a list of ids from sciworld_0 to sciworld_4638: download it again",
+    lambda tmp: adapter.ScienceWorld(1, options=LISTED).tasks("train"),
+  ),
   # The kind and its options
   ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
   ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),

@@ -94,14 +94,17 @@ def billed(server) -> float:
   return float(server.usd({"small": PRICES[0]}))
 
 
-def test_a_call_sends_and_reads_chat_completions(server, connect, spent, monkeypatch):
+@pytest.mark.parametrize("effort", [{}, {"reasoning_effort": "low"}])
+def test_a_call_sends_and_reads_chat_completions(
+  server, connect, spent, monkeypatch, effort
+):
   monkeypatch.setenv("MY_KEY", "secret")
-  pair = connect(temperature=0.3, key_variables=("MY_KEY",))
+  pair = connect(temperature=0.3, key_variables=("MY_KEY",), **effort)
   reply = ask(pair)
   assert reply.text == "Thought: now.\n\nAction: go"
   assert reply.call.usage == USAGE
   assert reply.lost == ()
-  sampling = {"temperature": 0.3, "seed": 7, "max_completion_tokens": 50}
+  sampling = {"temperature": 0.3, "seed": 7, "max_completion_tokens": 50} | effort
   assert server.seen == [{"model": "small", "messages": MESSAGES, **sampling}]
   assert server.headers[0]["authorization"] == "Bearer secret"
   ask(pair, model=1)
@@ -294,8 +297,19 @@ def test_a_recorded_reply_is_replayed(server, connect):
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
   # Each change of the call or of the sampling makes another request.
-  calls = [{"model": 1}, {"messages": MESSAGES[:1]}, {"step": 1}, {"seed": 8}, {}, {}]
-  others = connect(temperature=0.1), connect(max_completion_tokens=51)
+  calls = [
+    {"model": 1},
+    {"messages": MESSAGES[:1]},
+    {"step": 1},
+    {"seed": 8},
+    *[{}] * 3,
+  ]
+  settings = {
+    "temperature": 0.1,
+    "max_completion_tokens": 51,
+    "reasoning_effort": "low",
+  }
+  others = [connect(**{name: value}) for name, value in settings.items()]
   for number, (other, call) in enumerate(zip([*[pair] * 4, *others], calls), 3):
     ask(other, **call)
     assert len(server.seen) == number

@@ -111,10 +111,11 @@ def test_each_setting_of_the_judge_changes_its_key(config):
     ("temperature", 0.5),
     ("max_completion_tokens", 9),
     ("base_urls", ("http://h",)),
+    ("reasoning_effort", "low"),
   ):
     setattr(config.baselines.judge, name, value)
     keys.add(zero_shot_spec(config).key)
-  assert len(keys) == 4 and all(key.startswith("zero-shot gpt-5 ") for key in keys)
+  assert len(keys) == 5 and all(key.startswith("zero-shot gpt-5 ") for key in keys)
 
 
 # Only under a cap a policy may be blind to it.

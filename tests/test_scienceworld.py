@@ -115,6 +115,23 @@ def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(options, monkeypatc
   assert list_ids(skipping, 2) == list_ids(options, 4)[2:]
 
 
+def test_lists_name_tasks_by_the_ids_of_agentgym(tmp_path, capsys):
+  """Four types of 30 variations come first; the last type has 10 of all 4,639."""
+  train, test = tmp_path / "train.json", tmp_path / "test.txt"
+  train.write_text('[{"item_id": "sciworld_606"}, "sciworld_120", "sciworld_14"]')
+  test.write_text("sciworld_4638\nsciworld_606")
+  engines = Options(short_tasks=False)
+  lists = Options(short_tasks=False, train_ids=str(train), test_ids=str(test))
+  assert list_ids(lists, 2, "train") == ["boil/14", "use-thermometer/0"]
+  # A task of both lists is a test task. The engine's dev split loses a listed task.
+  assert list_ids(lists, 2) == ["use-thermometer/486", "identify-life-stages-2/9"]
+  assert list_ids(engines, 1, "dev") == ["boil/14"] != list_ids(lists, 1, "dev")
+  ScienceWorld.complete(lists, tmp_path)
+  assert not capsys.readouterr().err
+  ScienceWorld.complete(engines, tmp_path)
+  assert "tasks come from the engine's splits" in capsys.readouterr().err
+
+
 def test_tasks_with_a_long_solution_are_skipped(options, tmp_path, monkeypatch):
   monkeypatch.setattr(adapter, "TASK_TYPES", ("find-plant",))
   first, second = list_ids(options, 2)

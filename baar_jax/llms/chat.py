@@ -221,7 +221,12 @@ class ChatModel:
       step: index of the episode's step.
     """
     endpoint = self.endpoint
-    sampling = (self.config.temperature, self.config.max_completion_tokens)
+    config = self.config
+    sampling = (
+      config.temperature,
+      config.max_completion_tokens,
+      config.reasoning_effort,
+    )
     trial = (messages, task_id, seed, step)
     basis = (endpoint.model, endpoint.base_url, sampling, *trial)
     return hashlib.sha256(json.dumps(basis).encode()).hexdigest()
@@ -246,6 +251,7 @@ class ChatModel:
       "model": self.endpoint.model,
       "messages": messages,
       "temperature": config.temperature,
+      "reasoning_effort": config.reasoning_effort or openai.omit,
       "seed": seed,
       config.token_limit_field: config.max_completion_tokens,
     }

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from baar_jax.config import Config
+from baar_jax.config import ZERO_SHOT, Config
 from baar_jax.envs.base import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.ledger import Spent
@@ -189,6 +190,26 @@ def load_split(
 def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
   """Tell whether a policy lacks at most the share LEFT_OUT_LIMIT of its episodes."""
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
+
+
+def count_cut_answers(
+  store: Store, listed: Sequence[PolicySpec], config: Config
+) -> int:
+  """Count the answers of a zero-shot router's judge that its limit of tokens has cut.
+
+  Args:
+    store: the run's store.
+    listed: the policies.
+    config: the run's configuration, with the judge's limit.
+  """
+  limit = config.baselines.judge.max_completion_tokens
+  cut = 0
+  for spec in listed:
+    if spec.family == ZERO_SHOT:
+      for episode in store.episodes(spec.key):
+        for call in itertools.chain(*[step.calls for step in episode.steps]):
+          cut += call.kind == "judge" and call.usage.completion_tokens >= limit
+  return cut
 
 
 def run_ledger(

@@ -216,6 +216,7 @@ def zero_shot_spec(config: Config) -> PolicySpec:
     judge.base_urls,
     judge.temperature,
     judge.max_completion_tokens,
+    judge.reasoning_effort,
     judge.prices,
   )
   digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]

@@ -16,6 +16,7 @@ from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
   METRICS,
+  count_cut_answers,
   load_split,
   run_ledger,
 )
@@ -233,6 +234,7 @@ def load_results(
       columns=["small", "large"],
     ),
     ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
+    cut_answers=count_cut_answers(store, listed, config),
   )
 
 

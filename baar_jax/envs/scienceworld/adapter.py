@@ -1,10 +1,15 @@
 """Connect ScienceWorld, text games of small science experiments in a house."""
 
 import dataclasses
+import functools
 import itertools
 import json
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from scienceworld.constants import ID2TASK
 
 from baar_jax.envs.base import (
   Env,
@@ -39,16 +44,12 @@ TASK_TYPES = (
   "identify-life-stages-2",
 )
 MAX_GOLD_STEPS = 32  # With `short_tasks`, longer solutions are skipped.
-# Further types of tasks for `short_tasks=False`. Like AgentGym, the list leaves out
-# types that grow plants, breed, or use inclined planes.
-LONGER_TYPES = (
-  "boil",
-  "melt",
-  "freeze",
-  "change-the-state-of-matter-of",
-  "measure-melting-point-unknown-substance",
-  "identify-life-stages-1",
-)
+# The types of tasks for `short_tasks=False` are AgentGym's, in the engine's order. They
+# leave out the engine's types 5-x, 9-x and 10-x, which grow plants, breed, or use
+# inclined planes.
+AGENTGYM_TYPES = [
+  name for key, name in ID2TASK.items() if key.split("-")[0] not in ("5", "9", "10")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,20 @@ class Options:
       the directory of all runs.
     skip_test_variations: the number of variations of each type that the test split
       leaves out, counted from the first in the order of choice. Those with a long
-      solution count too, so that no skipped task has to be solved.
+      solution count too, so that no skipped task has to be solved. A split that is
+      listed by `test_ids` leaves none out.
+    train_ids: the file that lists the training tasks by AgentGym's ids, sciworld_N: a
+      JSON list of ids or of objects with "item_id", or a text with an id per line. ""
+      takes the engine's training split. A task of the test list is left out.
+    test_ids: the same for the held-out test tasks. No split that is not listed has a
+      task of a list.
   """
 
   short_tasks: bool = True
   gold_dir: str = ""
   skip_test_variations: int = 0
+  train_ids: str = ""
+  test_ids: str = ""
 
   def __post_init__(self) -> None:
     """Check the number of skipped variations.
@@ -103,20 +112,30 @@ class ScienceWorld(Env):
 
   @classmethod
   def complete(cls, options: Options, runs: Path) -> Options:
-    """Fill in the directory of the stored solutions; see Env.complete."""
+    """Fill in the directory of the stored solutions; see Env.complete.
+
+    A warning says if splits of the engine stand in for the paper's lists of tasks.
+    """
+    if not (options.short_tasks or options.train_ids and options.test_ids):
+      print(
+        "Without --config.env.options.train_ids and test_ids, tasks come from the "
+        "engine's splits of these names, not from the paper's lists.",
+        file=sys.stderr,
+      )
     gold_dir = options.gold_dir or str(runs / "gold")
     return dataclasses.replace(options, gold_dir=gold_dir)
 
   def tasks(self, split: str) -> list[Task]:
-    """Return tasks of a split of the engine; the types of tasks alternate.
+    """Return tasks of a split; the types of tasks alternate.
 
-    The chosen variations of a type are spread evenly over all of its variations. A
+    A listed split keeps the order of its list within a type. Otherwise the chosen
+    variations of a type are spread evenly over its variations in the engine's split. A
     shorter list is the beginning of a longer one.
 
     Raises:
-      ValueError: the engine has too few tasks, or fails.
+      ValueError: there are too few tasks, a list cannot be read, or the engine fails.
     """
-    types = TASK_TYPES if self.options.short_tasks else TASK_TYPES + LONGER_TYPES
+    types = TASK_TYPES if self.options.short_tasks else AGENTGYM_TYPES
     candidates = interleave(self._list_tasks(name, split) for name in types)
     tasks = [*itertools.islice(candidates, self.sizes[split])]
     check_size("ScienceWorld", tasks, split, self.sizes[split])
@@ -124,15 +143,47 @@ class ScienceWorld(Env):
 
   def _list_tasks(self, task_type: str, split: str) -> Iterator[Task]:
     """Yield the tasks of a type; skip those whose solution is too long."""
-    numbers = self._engine.list_variations(task_type, split)
-    order = spread(len(numbers))
-    if split == "test":
-      order = order[self.options.skip_test_variations :]
-    for index in order:
-      task_id = f"{task_type}/{numbers[index]}"
-      gold = self._read_gold(task_id)
-      if len(gold["actions"]) <= MAX_GOLD_STEPS:
-        yield Task(task_id, split, gold["description"], self.max_steps)
+    if getattr(self.options, f"{split}_ids", ""):
+      ids = [
+        task_id for task_id in self._split_of if task_id.startswith(task_type + "/")
+      ]
+    else:
+      numbers = self._engine.list_variations(task_type, split)
+      order = spread(len(numbers))
+      if split == "test":
+        order = order[self.options.skip_test_variations :]
+      ids = [f"{task_type}/{numbers[index]}" for index in order]
+    for task_id in ids:
+      if self._split_of.get(task_id, split) == split:
+        gold = self._read_gold(task_id)
+        if len(gold["actions"]) <= MAX_GOLD_STEPS:
+          yield Task(task_id, split, gold["description"], self.max_steps)
+
+  @functools.cached_property
+  def _split_of(self) -> dict[str, str]:
+    """Return the split of each task in a list, the tasks in the order of the lists.
+
+    The number N of AgentGym's id sciworld_N counts the variations of all of AgentGym's
+    types, in the engine's order of types (AgentGym's agentenv-sciworld/environment.py).
+
+    Raises:
+      ValueError: a list cannot be read, or has a number that the engine does not have.
+    """
+    numbered = []
+    for task_type in AGENTGYM_TYPES:
+      variations = range(self._engine.count_variations(task_type))
+      numbered += [f"{task_type}/{variation}" for variation in variations]
+    split_of = {}
+    # A task in both lists is a test task, so the test list is read last.
+    for split in ("train", "test"):
+      if path := getattr(self.options, f"{split}_ids"):
+        try:
+          for number in re.findall(r"sciworld_(\d+)", Path(path).read_text()):
+            split_of[numbered[int(number)]] = split
+        except (OSError, ValueError, IndexError) as error:
+          ids = f"a list of ids from sciworld_0 to sciworld_{len(numbered) - 1}"
+          raise ValueError(f"{path} is not {ids}: download it again") from error
+    return split_of
 
   def _read_gold(self, task_id: str) -> dict:
     """Return a task's description and solution, from disk if they were stored.
@@ -143,13 +194,9 @@ class ScienceWorld(Env):
     """
     if not self.options.short_tasks:
       return self._engine.describe(task_id)
-
-    def solve() -> bytes:
-      """Let the engine solve the task, and write the result as JSON."""
-      return json.dumps(self._engine.describe(task_id, solve=True)).encode()
-
-    name = f"{task_id.replace('/', '-')}.json"
-    return json.loads(read_or_make(Path(self.options.gold_dir) / name, solve))
+    path = Path(self.options.gold_dir, f"{task_id.replace('/', '-')}.json")
+    solve = lambda: json.dumps(self._engine.describe(task_id, solve=True)).encode()  # noqa: E731
+    return json.loads(read_or_make(path, solve))
 
   def reset(self, task_id: str) -> str:
     """Start a task and return the first observation.

@@ -1,6 +1,7 @@
 """Run ScienceWorld's engine in a Java virtual machine (JVM), with seeded results."""
 
 import functools
+import json
 import logging
 import tempfile
 from typing import Any, NamedTuple
@@ -184,6 +185,10 @@ class Engine:
     actions = self._split_lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
+  def count_variations(self, task_type: str) -> int:
+    """Return the number of a type's variations in all splits of the engine."""
+    return self._game.getTaskMaxVariations(task_type)
+
   def list_variations(self, task_type: str, split: str) -> list[int]:
     """Return the numbers of a type's variations in a split of the engine.
 
@@ -191,8 +196,7 @@ class Engine:
     """
     self._load(f"{task_type}/0")
     variations = getattr(self._game, f"getVariations{split.capitalize()}")()
-    numbers = variations.toString().strip("[]").split(",")
-    return [int(number) for number in numbers if number.strip()]
+    return json.loads(variations.toString())
 
   def _split_lines(self, java_list: Any) -> list[str]:
     """Convert a Java list of strings to Python, in one call to the JVM."""

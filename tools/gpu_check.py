@@ -1,0 +1,219 @@
+"""Check in 8 minutes what a GPU does with the text router, and measure its speed.
+
+    XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python -m tools.gpu_check
+
+Each figure is printed, and stored in gpu_check.json, as soon as it is measured;
+docs/reproduce.md explains the figures. `--small` takes a tiny router, for a CPU.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from timeit import default_timer, repeat
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import dot_product_attention, log_softmax
+
+from baar_jax.episode import Episode, Step, Task
+from baar_jax.learn.batches import SAMPLED, Batcher
+from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
+from baar_jax.paper.losses import bopo_loss, sft_batch_loss
+from baar_jax.rollout.specs import Job, Live
+from baar_jax.router.qwen2 import KeysValues, Qwen2, Qwen2Config, attend
+from baar_jax.router.reader import Reader, TextEncoder
+from baar_jax.router.view import View, make_byte_tokenizer
+from configs import sciworld
+from tools import qwen2_checkpoint as hf
+
+# On a GPU, the tests compare float32 without the GPU's usual rounding.
+PROGRAMS_ENV = {
+  "BAAR_JAX_TEST_PLATFORM": "",  # JAX's own choice, in place of the CPU
+  "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+  "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+TESTS = ("-m", "pytest", "-q", "-n0", "tests/test_qwen2.py", "tests/test_weights.py")
+RUNS = Path("runs", "gpu_check")  # the directory of the weights and of the run
+# All stages, each with as little work as possible.
+RUN = (
+  "main.py",
+  "--config=configs/sandbox.py",
+  f"--config.runs={RUNS}",
+  f"--config.router.weights={RUNS}/weights",
+  "--config.router.max_tokens=512",
+  "--config.env.train_tasks=6",
+  "--config.env.dev_tasks=2",
+  "--config.env.test_tasks=3",
+  "--config.profile.trials=2",
+  "--config.references.samples=3",
+  "--config.value.updates=9",
+  "--config.sft.updates=2",
+  "--config.bopo.updates=2",
+  "--config.bopo.tasks_per_update=2",
+  "--config.bopo.group_size=2",
+  "--config.evaluate.seeds=1",
+  "--config.evaluate.thresholds=()",
+  "--config.evaluate.call_budgets=(1,)",
+)
+QWEN = Qwen2Config(151_936, 1536, 8960, 28, 12, 2, 128, tie_word_embeddings=True)
+SMALL = Qwen2Config(340, 48, 40, 3, 6, 2, 8)
+ROWS = 16  # the number of live episodes in one batch of decisions
+TEXT = "abcdefghijklmnopqrstuvwxyz " * 40  # longer than any limit of tokens
+TASK = Task("t", "test", TEXT, 40)
+# An episode's transcript of so many steps nearly fills the 2,048 tokens.
+STEPS = 12
+
+
+def main(shape: Qwen2Config) -> None:
+  """Print all figures of a router of this shape, and store them as JSON."""
+  print(jax.devices()[0].device_kind)
+  figures = {}
+  for name, value in measure(shape):
+    figures[name] = float(value)
+    print(f"{name:28}{value:>12,.4g}", flush=True)
+    Path("gpu_check.json").write_text(json.dumps(figures))
+
+
+def measure(shape: Qwen2Config) -> Iterator[tuple[str, float]]:
+  """Yield the name and the value of each figure, those of correctness first."""
+  yield "tests_passed", passes(TESTS)
+  hf.write(RUNS / "weights", hf.SHAPES["grouped"], tokens=300)
+  yield "all_stages_done", passes(RUN)
+  side = 5 * shape.hidden_size
+  x = jnp.ones((side, side), jnp.bfloat16)
+  peak = 2 * side**3 / fastest_s(partial(jax.jit(jnp.matmul), x, x))
+  yield "matmul_tflops", peak / 1e12
+  yield from compare_attention(shape)
+  model = Qwen2(shape, nnx.Rngs(0))
+  transcript = make_batcher("transcript")
+  yield from decide(model, transcript, 1)
+  yield from decide(model, transcript, ROWS)
+  weights = sum(x.size for x in jax.tree.leaves(nnx.state(model.layers)))
+  for name, speed in train(model, transcript, make_episodes(8, STEPS)):
+    yield f"{name}_tokens_per_s", speed
+    # A token takes 6 operations per weight of the layers. Attention does not count, nor
+    # does what the backward pass computes again.
+    yield f"{name}_share_of_peak", 6 * weights * speed / peak
+    yield f"{name}_peak_gb", peak_gb()
+  longest = make_episodes(1, TASK.max_steps)
+  yield "paper_tokens_per_s", next(train(model, make_batcher("paper"), longest))[1]
+  yield "paper_peak_gb", peak_gb()
+
+
+def passes(arguments: tuple[str, ...]) -> bool:
+  """Run a program of Python on the device, and tell whether it succeeds."""
+  command = [sys.executable, *arguments]
+  return not subprocess.run(command, env=os.environ | PROGRAMS_ENV).returncode
+
+
+def fastest_s(call: partial) -> float:
+  """Measure the fastest of three calls in seconds, after a call that compiles."""
+  return min(repeat(lambda: jax.block_until_ready(call()), number=1, repeat=4)[1:])
+
+
+def peak_gb() -> float:
+  """Return the most memory of the device that was in use so far, in GB; 0 on a CPU."""
+  return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
+
+
+def compare_attention(shape: Qwen2Config) -> Iterator[tuple[str, float]]:
+  """Compare the router's masked attention in a batch of decisions with cuDNN's.
+
+  cuDNN takes the number of each row's keys. All tokens of a row attend to the same keys
+  here, because such numbers can express no more.
+  """
+  draw = partial(jax.random.normal, jax.random.key(0), dtype=jnp.bfloat16)
+  q = draw((ROWS, 128, shape.num_attention_heads, shape.head_dim))
+  k = draw((ROWS, 2048, shape.num_key_value_heads, shape.head_dim))
+  keys_R = jnp.arange(1, ROWS + 1) * 128
+  mask_Rx1xU = jnp.arange(2048)[None, None] < keys_R[:, None, None]
+  library = "cudnn" if jax.default_backend() == "gpu" else "xla"
+  limits = {"key_value_seq_lengths": keys_R, "implementation": library}
+  masked = partial(jax.jit(attend), q, KeysValues(k, k), mask_Rx1xU)
+  cudnn = partial(jax.jit(partial(dot_product_attention, **limits)), q, k, k)
+  yield "attention_masked_ms", 1e3 * fastest_s(masked)
+  yield "attention_cudnn_ms", 1e3 * fastest_s(cudnn)
+  yield "attention_gap", jnp.abs(masked() - cudnn()).max()
+
+
+def make_batcher(view: str) -> Batcher:
+  """Make a batcher of the paper's setting, for a view whose tokens are bytes."""
+  config = sciworld.get_config("paper")
+  router = dataclasses.replace(config.router, view=view)
+  return Batcher(config, TextEncoder(View(router, make_byte_tokenizer())), [TASK])
+
+
+def make_episodes(count: int, steps: int) -> list[Episode]:
+  """Make episodes of steps with long texts."""
+  episodes = []
+  for seed in range(count):
+    played = [Step(TEXT[seed + s :], s % 2, TEXT, logp=-0.7) for s in range(steps)]
+    episodes.append(Episode("t", "p", seed, played, 1.0, "done"))
+  return episodes
+
+
+def decide(model: Qwen2, batcher: Batcher, rows: int) -> Iterator[tuple[str, float]]:
+  """Yield the mean time of a step's decisions of all episodes, in one batch.
+
+  Then yield the largest difference of an episode's log-probability from that of a
+  training pass: the logarithm of a ratio that should be 1.
+  """
+  episodes = make_episodes(rows, STEPS)
+  reader = Reader(model, batcher.encoder.view, rows)
+  # JAX compiles during the first pass. Only the second one is measured.
+  for _ in range(2):
+    seconds = 0.0
+    logits = []
+    for s in range(STEPS):
+      lives = []
+      for e in episodes:
+        job = Job(TASK, "test", e.seed)
+        lives.append(Live(job, steps=e.steps[:s], observation=e.steps[s].observation))
+      start_s = default_timer()
+      logits.append(reader.read(lives)[0])
+      seconds += default_timer() - start_s
+  yield f"decision_{rows}_ms", 1e3 * seconds / STEPS
+  router = ShardedRouter(model, batcher.encoder)
+  trained_NxA = batcher.compute(router.logits, episodes)
+  live_NxA = jnp.concatenate(jnp.stack(logits, axis=1))
+  gap_N = (log_softmax(trained_NxA) - log_softmax(live_NxA))[:, 0]
+  yield f"log_ratio_{rows}", jnp.abs(gap_N.reshape(rows, -1).sum(axis=1)).max()
+
+
+def train(
+  model: Qwen2, batcher: Batcher, episodes: list[Episode]
+) -> Iterator[tuple[str, float]]:
+  """Yield the tokens per second of a gradient step of BoSFT, then of BoPO.
+
+  Padding does not count.
+  """
+  config = batcher.config
+  encoder = batcher.encoder
+  tokens = 0
+  for episode in episodes:
+    tokens += sum(len(window.tokens) for window in encoder.encode(TASK, episode))
+  trainer = Trainer(model, encoder, sft_batch_loss, sft_optimizer(config.sft))
+  yield (
+    "sft",
+    tokens / fastest_s(partial(trainer.step, batcher.micro_batches(episodes))),
+  )
+  # This frees the memory of SFT's parameters and optimizer state.
+  del trainer
+  loss = partial(bopo_loss, config.bopo)
+  trainer = Trainer(model, encoder, loss, bopo_optimizer(config.bopo, 1))
+  batcher = dataclasses.replace(batcher, labels=SAMPLED)
+  anchor = ShardedRouter(model, encoder)
+  learner = Learner(config.bopo, trainer, batcher, anchor)
+  rated = [RatedEpisode(episode, 1.0) for episode in episodes]
+  yield "bopo", tokens / fastest_s(partial(update_policy, learner, rated, 1))
+
+
+if __name__ == "__main__":
+  main(SMALL if "--small" in sys.argv else QWEN)
