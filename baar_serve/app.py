@@ -31,6 +31,7 @@ from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
 from baar_serve.forms import FORMS, chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.records import Purse
 from baar_serve.request import (
   PASSED_HEADERS,
   ClientKey,
@@ -41,7 +42,6 @@ from baar_serve.request import (
   StrictRecord,
   read_body,
 )
-from baar_serve.sessions import Purse
 
 # Most sessions in a list.
 MOST_SESSIONS = 100

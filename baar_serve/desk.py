@@ -12,7 +12,7 @@ from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import cap_spec
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
-from baar_serve.records import State
+from baar_serve.records import Conversation, Purse, State, read_usage
 from baar_serve.request import (
   CallFields,
   ClientHistory,
@@ -22,7 +22,7 @@ from baar_serve.request import (
   find_lowest,
   read_history,
 )
-from baar_serve.sessions import Conversation, Purse, Sessions, read_usage
+from baar_serve.sessions import Sessions
 from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
@@ -128,6 +128,8 @@ class Desk:
         description=history.task * config.record_text,
         opening=history.opening,
         began_s=time.time(),
+        program=request.headers.get("user-agent", "").partition(" (")[0][:80],
+        is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
         purse, fields.conversation, state
@@ -224,6 +226,11 @@ class Desk:
         -found.changed_s,
       )
     return max(ranks, key=ranks.get, default=None)
+
+  def _is_foreign(self, key: ClientKey, history: ClientHistory) -> bool:
+    """Tell whether a new conversation has replies, none of which this server gave."""
+    atoms = history.atoms
+    return bool(atoms) and not self._sessions.find_matches(key.name, None, atoms, -2.0)
 
   def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.

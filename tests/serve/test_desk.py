@@ -1,10 +1,12 @@
 """Test which purse and which conversation a client's call belongs to."""
 
 import contextlib
+import functools
 import itertools
 
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
+from standin_forms import Reply
 
 from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
@@ -74,6 +76,34 @@ def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path
     "data"
   ]
   assert [len(found["steps"]) for found in session["conversations"]] == [1]
+
+
+def test_a_reply_may_come_back_in_another_order(client, upstream):
+  upstream.answer = lambda request: Reply("", [("look", {}), ("go", {"x": 1})])
+  post = functools.partial(client.post, "/v1/chat/completions")
+  first = post({"model": "baar", "messages": ASK})
+  message = first.json()["choices"][0]["message"]
+  message["tool_calls"].reverse()
+  second = post({"model": "baar", "messages": [*ASK, message, *ASK]})
+  name = "x-baar-conversation"
+  assert second.headers[name] == first.headers[name]
+
+
+@pytest.mark.parametrize("reply, is_foreign", [("Rewritten.", True), (REPLY, False)])
+def test_a_history_without_our_replies_is_marked(client, reply, is_foreign):
+  for messages in (ASK, [*ASK, assistant(reply), *ASK]):
+    body = {"model": "baar", "messages": messages}
+    answer = client.post("/v1/chat/completions", body)
+  assert ("/s/NAME/v1" in answer.headers.get("x-baar-warning", "")) == is_foreign
+  metrics = client.http.get("/metrics").text
+  assert f"baar_foreign_histories_total {float(is_foreign)}" in metrics
+  assert ("Foreign history" in client.http.get("/").text) == is_foreign
+
+
+@pytest.mark.parametrize("name", ["claude-haiku-9", "gpt-9-nano", "o9-mini"])
+def test_small_models_of_agents_stand_for_small(open_client, name):
+  client = open_client(policy="large")
+  assert client.chat(model=name).json()["model"] == "small"
 
 
 def test_agents_of_one_session_draw_on_one_purse(client):
