@@ -9,7 +9,6 @@ import json
 import re
 import sqlite3
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -92,6 +91,7 @@ class App(Starlette):
       "PATCH /v1/sessions/{id:path}": self._change_session,
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
+      "GET /sessions/{id:path}": self._show_page,
     }
     for path, form in FORMS.items():
       table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
@@ -269,19 +269,22 @@ class App(Starlette):
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
-    return JSONResponse(dict(object="list", data=self._list_newest(request, key)))
+    purses = self._list_newest(request, key)[:MOST_SESSIONS]
+    return JSONResponse(dict(object="list", data=[*map(self.desk.describe, purses)]))
 
-  def _list_newest(self, request: Request, key: ClientKey) -> list[dict]:
-    """Describe the client's sessions that a query asks for, the newest first."""
+  def _list_newest(self, request: Request, key: ClientKey) -> list[Purse]:
+    """List the client's sessions that a query asks for, the newest first.
+
+    After MOST_SESSIONS, one more tells that there are older ones.
+    """
     query = ListQuery.read(dict(request.query_params))
     client = query.client if key.operator else key.name
     condition = (
       "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
       "ORDER BY changed_s DESC LIMIT ?"
     )
-    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS)
-    purses = self.exchange.sessions.list_purses(condition, *values)
-    return [self.desk.describe(purse) for purse in purses]
+    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS + 1)
+    return self.exchange.sessions.list_purses(condition, *values)
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in all forms at once."""
@@ -338,15 +341,19 @@ class App(Starlette):
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the HTML page of the newest sessions."""
+    """Respond with the HTML page of the newest sessions, or of the one in the path."""
     exchange = self.exchange
-    page = self._page.render(
-      names=exchange.config.models.names,
-      config=exchange.config,
-      query=request.query_params,
-      sessions=self._list_newest(request, key),
-      format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
-    )
+    if "id" in request.path_params:
+      purse = self._find_purse(request, key)
+      fields = dict(session=self.desk.describe(purse, has_texts=True))
+    else:
+      purses = self._list_newest(request, key)
+      fields = dict(
+        totals=self.desk.list_totals(key.client),
+        rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
+        older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
+      )
+    page = self._page.render(fields, config=exchange.config, query=request.query_params)
     return HTMLResponse(page)
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:

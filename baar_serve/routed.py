@@ -253,7 +253,11 @@ class RoutedCall:
     """
     attempt = self.last_attempt
     self.last_attempt = None
-    self.budgets.sessions.end(attempt, kind, call, record)
+    large_usd = None
+    large = self.budgets.upstreams[-1]
+    if kind == REPLY and self.upstream is not large:
+      large_usd = large.price.cost_usd(call.usage)
+    self.budgets.sessions.end(attempt, kind, call, record, large_usd)
 
   async def ask(self, retries: int) -> Whole | Stream:
     """Repeat the attempts at a call until one succeeds.

@@ -332,6 +332,7 @@ class Sessions:
     kind: str,
     call: Call | None = None,
     record: Record | None = None,
+    large_usd: float | None = None,
   ) -> None:
     """End an attempt: store its outcome, and settle its cost in all budgets.
 
@@ -343,6 +344,7 @@ class Sessions:
         call books the worst case.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.
+      large_usd: the dollars of the same tokens at LARGE; None is the call's dollars.
     """
     step = attempt.step
     if call is None and kind == PRESUMED:
@@ -354,6 +356,9 @@ class Sessions:
       usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
     statements = [(update, (kind, usd, attempt.number))]
+    if large_usd is not None:
+      insert = "INSERT INTO large_costs VALUES (?, ?)"
+      statements.append((insert, (attempt.number, large_usd)))
     if record:
       record.number = attempt.number
       statements.append(self._update_record(record))
@@ -431,6 +436,27 @@ class Sessions:
     if step != record.step:
       self.commit(self._update_record(dataclasses.replace(record, step=step)))
       record.step = step
+
+  def total(self, client: str | None, since_s: float, group: str) -> list[tuple]:
+    """Add up the attempts that may have cost dollars.
+
+    Args:
+      client: the name of the client's key; None adds up those of all clients.
+      since_s: only attempts that began at this time or later, in seconds since 1970.
+      group: the SQL expression by which the attempts are grouped.
+
+    Returns:
+      For each group: its value, the number of attempts, their dollars, and the dollars
+      of the same tokens at LARGE.
+    """
+    select = (
+      f"SELECT {group}, count(*), sum(usd), sum(ifnull(large_usd, usd)) FROM calls "
+      "JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
+      "LEFT JOIN conversations ON conversations.id = conversation "
+      "JOIN purses ON purses.id = attempts.purse "
+      "WHERE kind <> ? AND client = ifnull(?, client) AND at_s >= ? GROUP BY 1"
+    )
+    return self.read(select, FAILED, client, since_s)
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""

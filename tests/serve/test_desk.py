@@ -97,7 +97,7 @@ def test_a_history_without_our_replies_is_marked(client, reply, is_foreign):
   assert ("/s/NAME/v1" in answer.headers.get("x-baar-warning", "")) == is_foreign
   metrics = client.http.get("/metrics").text
   assert f"baar_foreign_histories_total {float(is_foreign)}" in metrics
-  assert ("Foreign history" in client.http.get("/").text) == is_foreign
+  assert ("1 foreign history" in client.http.get("/").text) == is_foreign
 
 
 @pytest.mark.parametrize("name", ["claude-haiku-9", "gpt-9-nano", "o9-mini"])
