@@ -9,6 +9,7 @@ import json
 import re
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -77,6 +78,8 @@ class App(Starlette):
     self.exchange = exchange
     self._keys = keys
     self.desk = Desk(exchange.config, exchange.sessions, exchange.deciders)
+    # The page's totals read the whole ledger, so this happens once a minute.
+    self._list_totals = functools.lru_cache(self.desk.list_totals)
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
@@ -349,7 +352,7 @@ class App(Starlette):
     else:
       purses = self._list_newest(request, key)
       fields = dict(
-        totals=self.desk.list_totals(key.client),
+        totals=self._list_totals(key.client, time.time() // 60),
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
         older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
       )

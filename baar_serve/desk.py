@@ -129,7 +129,7 @@ class Desk:
         description=history.task * config.record_text,
         opening=history.opening,
         began_s=time.time(),
-        program=request.headers.get("user-agent", "").partition(" (")[0][:80],
+        program=request.headers.get("user-agent", "").partition(" ")[0][:80],
         is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
@@ -258,28 +258,28 @@ class Desk:
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap)
 
-  def list_totals(self, client: str | None) -> list[dict]:
+  def list_totals(self, client: str | None, minute: float) -> list[dict]:
     """Add up the dollars of all time, of today (UTC), by model and by policy.
 
     Args:
       client: the name of the client's key; None adds up those of all clients.
+      minute: the time in minutes since 1970.
 
     Returns:
       A row of the page for each sum, with what LARGE would have cost.
     """
-    now_s = time.time()
-    groups = {
-      "'all'": 0.0,
-      "'today (UTC)'": now_s - now_s % DAY_S,
-      "model": 0.0,
-      "json_extract(state, '$.policy')": 0.0,
-    }
+    zeros = 0, 0.0, 0.0
+    sums = dict.fromkeys(("all", "today (UTC)", *self._names), zeros)
+    today_s = minute * 60 // DAY_S * DAY_S
+    for model, policy, is_today, *counts in self._sessions.total(client, today_s):
+      labels = ["all", self._names[model], policy or "side calls"]
+      labels += ["today (UTC)"] * is_today
+      for label in labels:
+        sums[label] = [*map(sum, zip(sums.get(label, zeros), counts))]
     rows = []
-    for group, since_s in groups.items():
-      for value, calls, usd, large_usd in self._sessions.total(client, since_s, group):
-        label = self._names[value] if group == "model" else value or "side calls"
-        row = dict(total=label, calls=calls, dollars=usd, always_LARGE=large_usd)
-        rows.append(row | dict(saved=large_usd - usd))
+    for label, (calls, usd, large_usd) in sums.items():
+      row = dict(total=label, calls=calls, dollars=usd, always_LARGE=large_usd)
+      rows.append(row | dict(saved=large_usd - usd))
     return rows
 
   def summarize(self, purse: Purse) -> dict:

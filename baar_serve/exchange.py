@@ -159,7 +159,7 @@ class Exchange:
     indices = range(len(models.names))
     self.upstreams = [Upstream(models, index) for index in indices]
     self.budgets = Budgets(config, sessions, self.upstreams)
-    # The newest answers by the client, the names, the caps and the hash of the body.
+    # The newest answers by the client, the call's fields and the hash of its body.
     self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
@@ -188,16 +188,7 @@ class Exchange:
     client = request.key.name
     form = request.form
     digest = hash_text(json.dumps(request.body, sort_keys=True))
-    place = (
-      client,
-      form.path,
-      fields.purse,
-      fields.conversation,
-      fields.task_id,
-      fields.usd_limit,
-      fields.call_limit,
-      digest,
-    )
+    place = (client, form.path, fields.model_dump_json(), digest)
     earlier = [found for found in self._deliveries.pop(place, ()) if not found.is_over]
     for delivery in earlier:
       is_shared = fields.purse is not None and not delivery.is_done
@@ -271,22 +262,14 @@ class Exchange:
       if routed and routed.last_attempt:
         routed.book_reply()
       call.purse.callers -= 1
-      is_gone = not routed and self._forget(call)
-      if delivery.is_repeatable or is_gone or call.request.fields.purse is not None:
-        delivery.call = None
+      is_named = call.request.fields.purse is not None
+      with contextlib.suppress(sqlite3.OperationalError):
+        is_gone = not routed and self.sessions.forget(call.purse, call.conversation)
+        if delivery.is_repeatable or is_gone or is_named:
+          delivery.call = None
       delivery.finish()
     if is_final and call.conversation and delivery.is_repeatable:
       await self._end(call.conversation)
-
-  def _forget(self, call: ClientCall) -> bool:
-    """Count a call that was refused, or forget its session if it has had no other.
-
-    Returns:
-      True if the session or the conversation of the call is gone.
-    """
-    with contextlib.suppress(sqlite3.OperationalError):
-      return self.sessions.forget(call.purse, call.conversation)
-    return False
 
   async def decide(self, call: ClientCall) -> RoutedCall:
     """Choose the model that answers a call; a side call goes to SMALL.

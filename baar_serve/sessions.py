@@ -437,26 +437,26 @@ class Sessions:
       self.commit(self._update_record(dataclasses.replace(record, step=step)))
       record.step = step
 
-  def total(self, client: str | None, since_s: float, group: str) -> list[tuple]:
+  def total(self, client: str | None, today_s: float) -> list[tuple]:
     """Add up the attempts that may have cost dollars.
 
     Args:
       client: the name of the client's key; None adds up those of all clients.
-      since_s: only attempts that began at this time or later, in seconds since 1970.
-      group: the SQL expression by which the attempts are grouped.
+      today_s: when today began, in seconds since 1970.
 
     Returns:
-      For each group: its value, the number of attempts, their dollars, and the dollars
-      of the same tokens at LARGE.
+      For each model, policy (None for side calls) and whether it was today: the number
+      of attempts, their dollars, and the dollars of the same tokens at LARGE.
     """
     select = (
-      f"SELECT {group}, count(*), sum(usd), sum(ifnull(large_usd, usd)) FROM calls "
-      "JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
-      "LEFT JOIN conversations ON conversations.id = conversation "
-      "JOIN purses ON purses.id = attempts.purse "
-      "WHERE kind <> ? AND client = ifnull(?, client) AND at_s >= ? GROUP BY 1"
+      "SELECT model, json_extract(state, '$.policy'), is_today, sum(n), sum(usd), "
+      "sum(large_usd) FROM (SELECT model, conversation, at_s >= ? AS is_today, "
+      "count(*) AS n, sum(usd) AS usd, sum(ifnull(large_usd, usd)) AS large_usd "
+      "FROM calls JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
+      "JOIN purses ON purses.id = purse WHERE kind <> ? AND client = ifnull(?, client) "
+      "GROUP BY 1, 2, 3) LEFT JOIN conversations ON id = conversation GROUP BY 1, 2, 3"
     )
-    return self.read(select, FAILED, client, since_s)
+    return self.read(select, today_s, FAILED, client)
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""

@@ -185,30 +185,22 @@ def test_each_streamed_tool_call_is_read_apart(parts):
   assert hash_turn(form.read_reply(answer)) == hash_turn(Turn("assistant", "", CALLS))
 
 
-def write_block(index, name, *parts):
-  """Write the events of a tool call in Messages."""
-  block = dict(type="tool_use", name=name, input={})
-  yield dict(type="content_block_start", index=index, content_block=block)
-  for part in parts:
-    delta = dict(type="input_json_delta", partial_json=part)
-    yield dict(type="content_block_delta", index=index, delta=delta)
-
-
-LOOK = [*write_block(0, "look", "{}")]
-GO = [*write_block(1, "go", '{"x"', ": 1}")]
+BLOCKS = []
 ITEMS = []
 for call in CALLS:
+  block = dict(type="tool_use", name=call.name, input={})
+  BLOCKS.append(dict(type="content_block_start", content_block=block))
   item = {"type": "function_call"} | call._asdict()
   ITEMS.append({"type": "response.output_item.done", "item": item})
+for index, call in enumerate(CALLS):
+  delta = dict(type="input_json_delta", partial_json=call.arguments)
+  BLOCKS[index]["index"] = index
+  BLOCKS.append(dict(type="content_block_delta", index=index, delta=delta))
 ITEMS.append({"type": "response.completed", "response": {"output": []}})
-STREAMS = {
-  "one-index": ("messages", [*LOOK, *write_block(0, "go", '{"x": 1}')]),
-  "at-once": ("messages", [LOOK[0], GO[0], GO[1], LOOK[1], GO[2]]),
-  "items": ("responses", ITEMS),
-}
+STREAMS = {"messages": BLOCKS, "responses": ITEMS}
 
 
-@pytest.mark.parametrize("path, events", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("path, events", STREAMS.items(), ids=STREAMS)
 def test_streams_with_odd_events_are_whole_replies(path, events):
   answer = {}
   for event in events:
