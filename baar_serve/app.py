@@ -356,7 +356,12 @@ class App(Starlette):
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
         older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
       )
-    page = self._page.render(fields, config=exchange.config, query=request.query_params)
+    page = self._page.render(
+      fields,
+      config=exchange.config,
+      query=request.query_params,
+      format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
+    )
     return HTMLResponse(page)
 
   def _find_purse(self, request: Request, key: ClientKey) -> Purse:

@@ -278,8 +278,8 @@ class Desk:
         sums[label] = [*map(sum, zip(sums.get(label, zeros), counts))]
     rows = []
     for label, (calls, usd, large_usd) in sums.items():
-      row = dict(total=label, calls=calls, dollars=usd, always_LARGE=large_usd)
-      rows.append(row | dict(saved=large_usd - usd))
+      row = dict(total=label, calls=calls, usd=usd, always_large_usd=large_usd)
+      rows.append(row | dict(saved_usd=large_usd - usd))
     return rows
 
   def summarize(self, purse: Purse) -> dict:
@@ -302,12 +302,12 @@ class Desk:
       models=", ".join(f"{name} {count}" for name, count in models.items()),
       steps=models.total(),
       score=score,
-      dollars=session["spent_usd"],
-      cap=session["usd_limit"],
+      usd=session["spent_usd"],
+      cap_usd=session["usd_limit"],
       marks=", ".join(f"{count} {name}" for name, count in marks.items() if count),
       program=conversation["program"],
       client=purse.client,
-      changed=time.strftime("%F %T", time.localtime(purse.changed_s)),
+      changed_s=purse.changed_s,
     )
 
   def describe(self, purse: Purse, has_texts: bool = False) -> dict:

@@ -72,12 +72,12 @@ def test_the_page_adds_up_what_large_would_have_cost(client):
   client.chat(model="baar:large")
   page = client.http.get("/").text
   for words in (
-    'all</td><td title="calls">2</td><td title="dollars">$0.000174</td>',
-    'small</td><td title="calls">1</td><td title="dollars">$0.000029</td>',
+    'all</td><td title="calls">2</td><td title="usd">$0.000174</td>',
+    'small</td><td title="calls">1</td><td title="usd">$0.000029</td>',
   ):
     assert words in page
   # all, today, SMALL, LARGE and their policies
-  saved = re.findall(r'"saved">\$0.000(\d+)', page)
+  saved = re.findall(r'"saved usd">\$0.000(\d+)', page)
   assert saved == ["116", "116", "116", "000", "116", "000"]
 
 
