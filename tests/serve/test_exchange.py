@@ -13,8 +13,6 @@ from baar_jax.llms.provider import FAILED
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
-from baar_serve.forms.chat_completions import FORM
-from baar_serve.request import ClientKey, ClientRequest
 
 UNNAMED = {"model": "baar", "messages": ASK}
 
@@ -31,20 +29,6 @@ def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
   # A client has each of these answers.
   again = post({"x-stainless-retry-count": "1"})
   assert again.headers["x-baar-session-id"] not in ids
-
-
-def test_one_retry_gets_the_answer_of_a_client_that_left(client):
-  request = ClientRequest(ClientKey(), FORM, {}, UNNAMED)
-
-  async def deliver():
-    app = client.http.app
-    deliver = functools.partial(app.exchange.deliver, request, app.desk.receive)
-    left = deliver()
-    await left.begun
-    left.is_dropped = True
-    return [deliver() is left for _ in range(2)]
-
-  assert client.http.portal.call(deliver) == [True, False]
 
 
 def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):

@@ -170,7 +170,6 @@ PARTS = {
   "no-arguments": [(0, None, "look", None), (0, None, "go", '{"x": 1}')],
   "from-one": [(1, "a", "look", ""), (2, "b", "go", '{"x": 1}')],
   "name-again": [(0, "a", "look", ""), (1, "b", "go", '{"x"'), (1, "b", "go", ": 1}")],
-  "id-of-parts": [(0, "a", "look", ""), (1, "b", "go", '{"x"'), (1, "c", "", ": 1}")],
 }
 
 
