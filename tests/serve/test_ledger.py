@@ -10,7 +10,8 @@ from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms import ledger as calls
 from baar_jax.llms.provider import REPLY
 from baar_jax.rollout.specs import Cap
-from baar_serve.sessions import Sessions, read_usage
+from baar_serve.records import read_usage
+from baar_serve.sessions import Sessions
 
 
 class Disk(apsw.VFS):
