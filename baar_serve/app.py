@@ -31,6 +31,7 @@ from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
 from baar_serve.forms import FORMS, chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.records import Purse
 from baar_serve.request import (
   PASSED_HEADERS,
   ClientKey,
@@ -41,7 +42,6 @@ from baar_serve.request import (
   StrictRecord,
   read_body,
 )
-from baar_serve.sessions import Purse
 
 # Most sessions in a list.
 MOST_SESSIONS = 100
@@ -78,6 +78,8 @@ class App(Starlette):
     self.exchange = exchange
     self._keys = keys
     self.desk = Desk(exchange.config, exchange.sessions, exchange.deciders)
+    # The page's totals read the whole ledger, so this happens once a minute.
+    self._list_totals = functools.lru_cache(self.desk.list_totals)
     jinja = jinja2.Environment(
       loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
     )
@@ -92,6 +94,7 @@ class App(Starlette):
       "PATCH /v1/sessions/{id:path}": self._change_session,
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
+      "GET /sessions/{id:path}": self._show_page,
     }
     for path, form in FORMS.items():
       table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
@@ -269,19 +272,22 @@ class App(Starlette):
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
     """Respond with the client's sessions, the newest first, in pages."""
-    return JSONResponse(dict(object="list", data=self._list_newest(request, key)))
+    purses = self._list_newest(request, key)[:MOST_SESSIONS]
+    return JSONResponse(dict(object="list", data=[*map(self.desk.describe, purses)]))
 
-  def _list_newest(self, request: Request, key: ClientKey) -> list[dict]:
-    """Describe the client's sessions that a query asks for, the newest first."""
+  def _list_newest(self, request: Request, key: ClientKey) -> list[Purse]:
+    """List the client's sessions that a query asks for, the newest first.
+
+    After MOST_SESSIONS, one more tells that there are older ones.
+    """
     query = ListQuery.read(dict(request.query_params))
     client = query.client if key.operator else key.name
     condition = (
       "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
       "ORDER BY changed_s DESC LIMIT ?"
     )
-    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS)
-    purses = self.exchange.sessions.list_purses(condition, *values)
-    return [self.desk.describe(purse) for purse in purses]
+    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS + 1)
+    return self.exchange.sessions.list_purses(condition, *values)
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in all forms at once."""
@@ -338,13 +344,22 @@ class App(Starlette):
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the HTML page of the newest sessions."""
+    """Respond with the HTML page of the newest sessions, or of the one in the path."""
     exchange = self.exchange
+    if "id" in request.path_params:
+      purse = self._find_purse(request, key)
+      fields = dict(session=self.desk.describe(purse, has_texts=True))
+    else:
+      purses = self._list_newest(request, key)
+      fields = dict(
+        totals=self._list_totals(key.client, time.time() // 60),
+        rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
+        older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
+      )
     page = self._page.render(
-      names=exchange.config.models.names,
+      fields,
       config=exchange.config,
       query=request.query_params,
-      sessions=self._list_newest(request, key),
       format_time=lambda s: time.strftime("%F %T", time.localtime(s)),
     )
     return HTMLResponse(page)

@@ -30,7 +30,13 @@ from baar_serve.forms import FORMS
 from configs import quickstart
 
 # Names of models that agents send by default, and what they stand for.
-ALIASES = (("claude-*haiku*", "baar:small"), ("claude-*", "baar"), ("gpt-*", "baar"))
+ALIASES = (
+  ("claude-*haiku*", "baar:small"),
+  ("*-mini", "baar:small"),
+  ("*-nano", "baar:small"),
+  ("claude-*", "baar"),
+  ("gpt-*", "baar"),
+)
 
 
 @section

@@ -1,5 +1,6 @@
 """Find the purse and the conversation of each client's call."""
 
+import collections
 import dataclasses
 import fnmatch
 import time
@@ -12,7 +13,7 @@ from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import cap_spec
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
-from baar_serve.records import State
+from baar_serve.records import Conversation, Purse, State, read_usage
 from baar_serve.request import (
   CallFields,
   ClientHistory,
@@ -22,7 +23,7 @@ from baar_serve.request import (
   find_lowest,
   read_history,
 )
-from baar_serve.sessions import Conversation, Purse, Sessions, read_usage
+from baar_serve.sessions import DAY_S, Sessions
 from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
@@ -128,6 +129,8 @@ class Desk:
         description=history.task * config.record_text,
         opening=history.opening,
         began_s=time.time(),
+        program=request.headers.get("user-agent", "").partition(" ")[0][:80],
+        is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
         purse, fields.conversation, state
@@ -225,6 +228,11 @@ class Desk:
       )
     return max(ranks, key=ranks.get, default=None)
 
+  def _is_foreign(self, key: ClientKey, history: ClientHistory) -> bool:
+    """Tell whether a new conversation has replies, none of which this server gave."""
+    atoms = history.atoms
+    return bool(atoms) and not self._sessions.find_matches(key.name, None, atoms, -2.0)
+
   def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
 
@@ -250,10 +258,67 @@ class Desk:
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap)
 
-  def describe(self, purse: Purse) -> dict:
-    """Return a session's caps, dollars, conversations and failures as JSON."""
+  def list_totals(self, client: str | None, minute: float) -> list[dict]:
+    """Add up the dollars of all time, of today (UTC), by model and by policy.
+
+    Args:
+      client: the name of the client's key; None adds up those of all clients.
+      minute: the time in minutes since 1970.
+
+    Returns:
+      A row of the page for each sum, with what LARGE would have cost.
+    """
+    zeros = 0, 0.0, 0.0
+    sums = dict.fromkeys(("all", "today (UTC)", *self._names), zeros)
+    today_s = minute * 60 // DAY_S * DAY_S
+    for model, policy, is_today, *counts in self._sessions.total(client, today_s):
+      labels = ["all", self._names[model], policy or "side calls"]
+      labels += ["today (UTC)"] * is_today
+      for label in labels:
+        sums[label] = [*map(sum, zip(sums.get(label, zeros), counts))]
+    rows = []
+    for label, (calls, usd, large_usd) in sums.items():
+      row = dict(total=label, calls=calls, usd=usd, always_large_usd=large_usd)
+      rows.append(row | dict(saved_usd=large_usd - usd))
+    return rows
+
+  def summarize(self, purse: Purse) -> dict:
+    """Return a session as a row of the page."""
+    session = self.describe(purse)
+    models = collections.Counter()
+    score = ""
+    marks = {"refused": session["refusals"], "failed": len(session["failures"])}
+    marks |= {"in flight": session["in_flight"], "foreign history": 0}
+    conversation = dict(task_id="side calls", text="", program="")
+    for conversation in session["conversations"]:
+      models.update(step["model"] for step in conversation["steps"])
+      marks["foreign history"] += conversation["is_foreign"]
+      if conversation["score"] is not None:
+        score = f"{conversation['score']:g}"
+    # The last one is the oldest, which has the session's task.
+    return dict(
+      session=purse.name,
+      task=conversation["text"] or conversation["task_id"],
+      models=", ".join(f"{name} {count}" for name, count in models.items()),
+      steps=models.total(),
+      score=score,
+      usd=session["spent_usd"],
+      cap_usd=session["usd_limit"],
+      marks=", ".join(f"{count} {name}" for name, count in marks.items() if count),
+      program=conversation["program"],
+      client=purse.client,
+      changed_s=purse.changed_s,
+    )
+
+  def describe(self, purse: Purse, has_texts: bool = False) -> dict:
+    """Return a session's caps, dollars, conversations and failures as JSON.
+
+    Args:
+      has_texts: whether the steps have their texts, as far as these are recorded.
+    """
     left = purse.remaining_caps
     conversations = self._sessions.list_conversations("purse = ?", purse.id)
+    count = "SELECT count(*) FROM refusals WHERE purse = ?"
     select = (
       "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
       "WHERE purse = ? AND kind IN (?, ?)"
@@ -275,11 +340,15 @@ class Desk:
       left_large_calls=left.calls,
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
-      conversations=[*map(self._describe_conversation, conversations)],
+      refusals=self._sessions.read(count, purse.id)[0][0],
+      conversations=[
+        self._describe_conversation(conversation, has_texts)
+        for conversation in conversations
+      ],
       failures=failures,
     )
 
-  def _describe_conversation(self, conversation: Conversation) -> dict:
+  def _describe_conversation(self, conversation: Conversation, has_texts: bool) -> dict:
     """Return a conversation's state and steps as JSON."""
     names = self._names
     steps = []
@@ -287,6 +356,8 @@ class Desk:
     for record in conversation.records:
       step = record.step
       fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      if has_texts:
+        fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(read_usage(step)))
       unlike += record.known is not None and record.known < UNLIKE
     state = conversation.state
@@ -297,6 +368,8 @@ class Desk:
       task_id=state.task_id,
       text=state.description,
       began_s=state.began_s,
+      program=state.program,
+      is_foreign=state.is_foreign,
       is_unlike=2 * unlike > len(steps),
       score=conversation.score,
       steps=steps,

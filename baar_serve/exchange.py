@@ -24,9 +24,10 @@ from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forms import responses
+from baar_serve.records import Conversation, Purse
 from baar_serve.request import END, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
-from baar_serve.sessions import Conversation, Purse, Sessions
+from baar_serve.sessions import Sessions
 
 # What has sound in the JSON text of a request.
 SOUND = re.compile('"type": "input_audio"|"data:audio/')
@@ -46,7 +47,7 @@ class Delivery:
   It is made to its end even if all clients leave, so that its cost is known.
 
   Attributes:
-    call: the client's call; None after an answer without an error.
+    call: the client's call; None at the end, unless a retry may continue it.
     begun: the whole answer with its headers, or {} for a stream; or the error.
     blocks: the events of a stream so far.
     is_done: whether the answer is complete.
@@ -70,6 +71,11 @@ class Delivery:
   def is_repeatable(self) -> bool:
     """Tell whether a retry may get this answer: it has no error so far."""
     return not self.begun.done() or not self.begun.exception()
+
+  @property
+  def is_over(self) -> bool:
+    """Tell whether no later call can get this answer or continue its call."""
+    return self.is_done and not (self.call or self.is_dropped or self.readers)
 
   def drop(self, leaving: asyncio.Future) -> None:
     """Note that a client left before the answer, unless the watch was cancelled."""
@@ -156,8 +162,8 @@ class Exchange:
     indices = range(len(models.names))
     self.upstreams = [Upstream(models, index) for index in indices]
     self.budgets = Budgets(config, sessions, self.upstreams)
-    # The newest answers by the client, the names and the hash of their call's body.
-    self._deliveries: dict[tuple, Delivery] = {}
+    # The newest answers by the client, the call's fields and the hash of its body.
+    self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
@@ -170,9 +176,9 @@ class Exchange:
   ) -> Delivery:
     """Answer a call, or find the answer that is being made for a retry of it.
 
-    A call with an equal body is a retry if its session has a name and the answer is
-    still being made, if a client has left the answer, or if the client says so
-    (x-stainless-retry-count).
+    An equal call gets an answer that its client has left, and no other call gets it
+    then. In a session with a name, it also gets the answer that is being made. Without
+    a name it may be another task, so it only continues one call that has failed.
 
     Args:
       receive: finds the purse and the conversation of the call.
@@ -192,23 +198,27 @@ class Exchange:
         "Send its text.",
       )
     digest = hash_text(text)
-    place = (client, form.path, fields.purse, fields.conversation, digest)
-    delivery = self._deliveries.get(place)
-    if delivery and delivery.is_repeatable:
-      is_retry = headers.get("x-stainless-retry-count", "0") != "0"
-      is_retry |= fields.purse is not None and not delivery.is_done
-      if is_retry or delivery.is_dropped:
+    place = (client, form.path, fields.model_dump_json(), digest)
+    earlier = [found for found in self._deliveries.pop(place, ()) if not found.is_over]
+    for delivery in earlier:
+      is_shared = fields.purse is not None and not delivery.is_done
+      if delivery.is_repeatable and (is_shared or delivery.is_dropped):
         delivery.is_dropped = False
+        self._deliveries[place] = earlier
         return delivery
-    if delivery and not delivery.is_repeatable and fields.purse is None:
+    failed = next((found for found in earlier if found.is_done and found.call), None)
+    if failed:
       # The client repeats a call after an error; its session has no other name.
-      call = dataclasses.replace(delivery.call, start_s=time.monotonic())
+      earlier.remove(failed)
+      call = dataclasses.replace(failed.call, start_s=time.monotonic())
     else:
       call = receive(request)
+      self.budgets.metrics.foreign.inc(call.is_foreign)
+    call.purse.callers += 1
     delivery = Delivery(call)
-    self._deliveries[place] = delivery
+    self._deliveries[place] = [*earlier, delivery]
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
-      if self._deliveries[old_place].is_done:
+      if all(old.is_done for old in self._deliveries[old_place]):
         del self._deliveries[old_place]
     self.start(self._make(delivery, headers.get("x-baar-session-final") == "true"))
     return delivery
@@ -261,8 +271,12 @@ class Exchange:
     finally:
       if routed and routed.last_attempt:
         routed.book_reply()
-      if delivery.is_repeatable:
-        delivery.call = None
+      call.purse.callers -= 1
+      is_named = call.request.fields.purse is not None
+      with contextlib.suppress(sqlite3.OperationalError):
+        is_gone = not routed and self.sessions.forget(call.purse, call.conversation)
+        if delivery.is_repeatable or is_gone or is_named:
+          delivery.call = None
       delivery.finish()
     if is_final and call.conversation and delivery.is_repeatable:
       await self._end(call.conversation)

@@ -1,24 +1,31 @@
-"""Define the stored records of clients' conversations; sessions.py keeps them."""
+"""Define purses, conversations, attempts and their records; sessions.py keeps them."""
 
+import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from baar_jax.episode import Step
+from baar_jax.episode import Step, Usage
+from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.specs import Cap
 
 # The tables of clients' purses and conversations.
 SESSIONS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS purses (
-  id INTEGER PRIMARY KEY, client TEXT, name TEXT, call_limit INTEGER, usd_limit REAL,
-  changed_s REAL, UNIQUE (client, name));
+  id INTEGER PRIMARY KEY AUTOINCREMENT, client TEXT, name TEXT, call_limit INTEGER,
+  usd_limit REAL, changed_s REAL, UNIQUE (client, name));
 CREATE TABLE IF NOT EXISTS conversations (
-  id INTEGER PRIMARY KEY, purse INTEGER, state TEXT, name TEXT, changed_s REAL,
-  score REAL);
+  id INTEGER PRIMARY KEY AUTOINCREMENT, purse INTEGER, state TEXT, name TEXT,
+  changed_s REAL, score REAL);
 CREATE INDEX IF NOT EXISTS conversations_by_purse ON conversations (purse);
 CREATE TABLE IF NOT EXISTS attempts (
   id INTEGER PRIMARY KEY, purse INTEGER, conversation INTEGER, at_s REAL, record TEXT);
 CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
 CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
+CREATE TABLE IF NOT EXISTS refusals (purse INTEGER, at_s REAL);
+CREATE INDEX IF NOT EXISTS refusals_by_purse ON refusals (purse);
+CREATE TABLE IF NOT EXISTS large_costs (id INTEGER PRIMARY KEY, large_usd REAL);
 CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
 CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
 """
@@ -80,6 +87,8 @@ class State:
     description: the task's text; "" unless texts are recorded.
     opening: a hash of the task's text.
     began_s: when the first call came, in seconds since 1970.
+    program: the client's program, as its header user-agent names it.
+    is_foreign: whether the first call had replies, none of which this server gave.
   """
 
   rule: str
@@ -89,6 +98,137 @@ class State:
   description: str
   opening: str
   began_s: float
+  program: str = ""
+  is_foreign: bool = False
 
 
 STATE = TypeAdapter(State)
+
+
+@dataclasses.dataclass(eq=False)
+class Purse:
+  """The caps of a client's session, on which its conversations draw.
+
+  Attributes:
+    id: the number of the purse.
+    client: the name of the client's key; "" without `keys`.
+    name: the session's name, by which clients know it.
+    call_limit: the cap on LARGE calls; None is no cap.
+    dollars: the budget in US dollars.
+    changed_s: when the last attempt began, in seconds since 1970.
+    large_calls: the number of LARGE calls that are billed or in flight.
+    open: the conversation of each attempt in flight, by the attempt's number; None for
+      a side call.
+    callers: the number of calls that are being answered.
+    changed: an event that is set when an attempt has ended.
+  """
+
+  id: int
+  client: str
+  name: str
+  call_limit: int | None
+  dollars: DollarBudget
+  changed_s: float
+  large_calls: int = 0
+  open: dict[int, int | None] = dataclasses.field(default_factory=dict)
+  callers: int = 0
+  changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+  @property
+  def cap(self) -> Cap:
+    """Return the caps."""
+    return Cap(self.call_limit, self.dollars.limit_usd)
+
+  @property
+  def remaining_caps(self) -> Cap:
+    """Return what remains of the caps; calls in flight count at their worst case."""
+    calls = self.call_limit
+    usd = self.dollars.limit_usd
+    if calls is not None:
+      calls = max(0, calls - self.large_calls)
+    if usd is not None:
+      usd = self.dollars.remaining
+    return Cap(calls, usd)
+
+
+@dataclasses.dataclass(eq=False)
+class Conversation:
+  """One history of one agent, which becomes an episode.
+
+  Attributes:
+    id: the number of the conversation.
+    name: the client's name for it within its session; "" without one.
+    changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
+    score: in [0, 1]; None until it is scored.
+    records: one for each reply, in the order of the attempts.
+    deciding: the lock that admits one decision at a time.
+  """
+
+  id: int
+  purse: Purse
+  name: str
+  state: State
+  changed_s: float
+  score: float | None = None
+  records: list[Record] = dataclasses.field(default_factory=list)
+  deciding: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+  @property
+  def steps(self) -> list[Step]:
+    """Return the steps."""
+    return [record.step for record in self.records]
+
+  @property
+  def last_place(self) -> int:
+    """Return the number of actions before the last reply; -1 without a reply."""
+    return max((record.place for record in self.records), default=-1)
+
+  @property
+  def caches(self) -> dict[int, Cache]:
+    """Return what each model's prompt cache may hold, by model index."""
+    return {record.step.model: record.cache for record in self.records if record.cache}
+
+  def has_replies(self, atoms: Sequence[str], records: Sequence[Record]) -> bool:
+    """Tell whether a call has the replies of some records, in their order.
+
+    The texts and the tool calls of one reply may come in any order.
+
+    Args:
+      atoms: the hashes of the replies in the call's history.
+    """
+    rest = [*atoms]
+    for record in records:
+      end = 0
+      for atom in record.atoms:
+        if atom not in rest:
+          return False
+        place = rest.index(atom)
+        rest[place] = ""
+        end = max(end, place)
+      rest = rest[end:]
+    return True
+
+
+@dataclasses.dataclass(eq=False)
+class Attempt:
+  """An attempt at a model call that has not ended.
+
+  Attributes:
+    conversation: None for a side call.
+    step: the step that the reply will belong to.
+    worst_case_usd: the reserved US dollars.
+    number: the row of the attempt in the tables `calls` and `attempts`.
+    reservations: the reservation in each budget.
+  """
+
+  purse: Purse
+  conversation: Conversation | None
+  step: Step
+  worst_case_usd: float
+  number: int
+  reservations: list[tuple[DollarBudget, object]]
+
+
+def read_usage(step: Step) -> Usage:
+  """Return the usage of a step's reply, the last call of the model that acted."""
+  return [call for call in step.calls if call.model == step.model][-1].usage

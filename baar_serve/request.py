@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.config import Dollars, Share
-from baar_jax.llms.history import History, Turn, hash_text, read_turns
+from baar_jax.llms.history import SURROUNDINGS, History, Turn, hash_text, read_turns
 from baar_jax.llms.usage import read_json
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.forms.wire import WireForm
@@ -373,10 +373,14 @@ def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
   except ValueError as error:
     raise Refusal(400, f"Correct the field {form.history}: {error}.") from None
   atoms = []
+  own_turns = []
   for turn in turns:
     if turn.role == "assistant":
+      if turn.text and not (turn.calls or SURROUNDINGS.sub("", turn.text).strip()):
+        continue  # The client has written this reply.
       atoms += hash_turn(turn)
-  return ClientHistory(**vars(read_turns(turns)), atoms=atoms)
+    own_turns.append(turn)
+  return ClientHistory(**vars(read_turns(own_turns)), atoms=atoms)
 
 
 def hash_turn(turn: Turn) -> list[str]:
@@ -390,8 +394,10 @@ def hash_turn(turn: Turn) -> list[str]:
   if text:
     atoms.append(hash_text(text))
   for call in turn.calls:
-    # No arguments are "" or "{}".
+    # No arguments are "", "{}" or "null".
     arguments = read_json(call.arguments) or call.arguments.strip("{} ")
+    if arguments == "null":
+      arguments = ""
     atoms.append(hash_text(json.dumps([call.name, arguments], sort_keys=True)))
   return atoms
 

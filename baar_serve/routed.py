@@ -17,7 +17,7 @@ from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
-from baar_serve.records import Cache, Record
+from baar_serve.records import Attempt, Cache, Record
 from baar_serve.request import (
   EXHAUSTED,
   RESERVED,
@@ -27,7 +27,7 @@ from baar_serve.request import (
   write_event,
   write_headers,
 )
-from baar_serve.sessions import Attempt, Sessions
+from baar_serve.sessions import Sessions
 from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
 
 
@@ -51,6 +51,11 @@ class Metrics:
     self.registry = prometheus.CollectorRegistry()
     self.refusals = prometheus.Counter(
       "baar_refusals", "Refused requests.", ["code"], registry=self.registry
+    )
+    self.foreign = prometheus.Counter(
+      "baar_foreign_histories",
+      "Conversations begun with replies that this server did not give.",
+      registry=self.registry,
     )
     self.added_s = prometheus.Histogram(
       "baar_added_seconds", "Seconds to a decision.", registry=self.registry
@@ -130,9 +135,8 @@ class Budgets:
     cap = (
       "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
     )
-    purse.refusals += call.conversation is not None
     return Refusal(
-      402 if purse.refusals < 2 else call.form.last_status,
+      402,
       f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
       f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
       "--config.max_total_usd forbids it. End the task without a further call.",
@@ -250,7 +254,11 @@ class RoutedCall:
     """
     attempt = self.last_attempt
     self.last_attempt = None
-    self.budgets.sessions.end(attempt, kind, call, record)
+    large_usd = None
+    large = self.budgets.upstreams[-1]
+    if kind == REPLY and self.upstream is not large:
+      large_usd = large.price.cost_usd(call.usage)
+    self.budgets.sessions.end(attempt, kind, call, record, large_usd)
 
   async def ask(self, retries: int) -> Whole | Stream:
     """Repeat the attempts at a call until one succeeds.

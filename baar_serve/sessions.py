@@ -1,6 +1,5 @@
 """Keep clients' purses and conversations on disk, and their open calls in memory."""
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -17,7 +16,16 @@ from baar_jax.llms.ledger import INSERT, open_calls
 from baar_jax.llms.provider import FAILED, OPEN, PRESUMED
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
-from baar_serve.records import RECORD, SESSIONS_SCHEMA, STATE, Cache, Record, State
+from baar_serve.records import (
+  RECORD,
+  SESSIONS_SCHEMA,
+  STATE,
+  Attempt,
+  Conversation,
+  Purse,
+  Record,
+  State,
+)
 
 # A conversation that may continue a call has one of the call's last replies. This many
 # hashes of them are looked up, and this many conversations are compared.
@@ -25,129 +33,6 @@ NEWEST_ATOMS = 32
 MOST_MATCHES = 200
 DAY_S = 86_400
 MOST_KEPT = 1000
-
-
-@dataclasses.dataclass(eq=False)
-class Purse:
-  """The caps of a client's session, on which its conversations draw.
-
-  Attributes:
-    id: the number of the purse.
-    client: the name of the client's key; "" without `keys`.
-    name: the session's name, by which clients know it.
-    call_limit: the cap on LARGE calls; None is no cap.
-    dollars: the budget in US dollars.
-    changed_s: when the last attempt began, in seconds since 1970.
-    large_calls: the number of LARGE calls that are billed or in flight.
-    open: the conversation of each attempt in flight, by the attempt's number; None for
-      a side call.
-    refusals: the number of calls in a row that did not fit the budgets; side calls do
-      not count.
-    changed: an event that is set when an attempt has ended.
-  """
-
-  id: int
-  client: str
-  name: str
-  call_limit: int | None
-  dollars: DollarBudget
-  changed_s: float
-  large_calls: int = 0
-  open: dict[int, int | None] = dataclasses.field(default_factory=dict)
-  refusals: int = 0
-  changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-
-  @property
-  def cap(self) -> Cap:
-    """Return the caps."""
-    return Cap(self.call_limit, self.dollars.limit_usd)
-
-  @property
-  def remaining_caps(self) -> Cap:
-    """Return what remains of the caps; calls in flight count at their worst case."""
-    calls = self.call_limit
-    usd = self.dollars.limit_usd
-    if calls is not None:
-      calls = max(0, calls - self.large_calls)
-    if usd is not None:
-      usd = self.dollars.remaining
-    return Cap(calls, usd)
-
-
-@dataclasses.dataclass(eq=False)
-class Conversation:
-  """One history of one agent, which becomes an episode.
-
-  Attributes:
-    id: the number of the conversation.
-    name: the client's name for it within its session; "" without one.
-    changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
-    score: in [0, 1]; None until it is scored.
-    records: one for each reply, in the order of the attempts.
-    deciding: the lock that admits one decision at a time.
-  """
-
-  id: int
-  purse: Purse
-  name: str
-  state: State
-  changed_s: float
-  score: float | None = None
-  records: list[Record] = dataclasses.field(default_factory=list)
-  deciding: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
-
-  @property
-  def steps(self) -> list[Step]:
-    """Return the steps."""
-    return [record.step for record in self.records]
-
-  @property
-  def last_place(self) -> int:
-    """Return the number of actions before the last reply; -1 without a reply."""
-    return max((record.place for record in self.records), default=-1)
-
-  @property
-  def caches(self) -> dict[int, Cache]:
-    """Return what each model's prompt cache may hold, by model index."""
-    return {record.step.model: record.cache for record in self.records if record.cache}
-
-  def has_replies(self, atoms: Sequence[str], records: Sequence[Record]) -> bool:
-    """Tell whether a call has the replies of some records, in their order.
-
-    Args:
-      atoms: the hashes of the replies in the call's history.
-    """
-    rest = iter(atoms)
-    for record in records:
-      for atom in record.atoms:
-        if atom not in rest:  # This reads `rest` up to the atom.
-          return False
-    return True
-
-
-@dataclasses.dataclass(eq=False)
-class Attempt:
-  """An attempt at a model call that has not ended.
-
-  Attributes:
-    conversation: None for a side call.
-    step: the step that the reply will belong to.
-    worst_case_usd: the reserved US dollars.
-    number: the row of the attempt in the tables `calls` and `attempts`.
-    reservations: the reservation in each budget.
-  """
-
-  purse: Purse
-  conversation: Conversation | None
-  step: Step
-  worst_case_usd: float
-  number: int
-  reservations: list[tuple[DollarBudget, object]]
-
-
-def read_usage(step: Step) -> Usage:
-  """Return the usage of a step's reply, the last call of the model that acted."""
-  return [call for call in step.calls if call.model == step.model][-1].usage
 
 
 Statement = tuple[str, tuple]
@@ -285,7 +170,6 @@ class Sessions:
     """Store new caps of a purse."""
     update = "UPDATE purses SET call_limit = ?, usd_limit = ? WHERE id = ?"
     self.commit((update, (cap.calls, cap.usd, purse.id)))
-    purse.refusals = 0
     purse.call_limit = cap.calls
     purse.dollars.change_limit(cap.usd)
     purse.changed.set()
@@ -436,7 +320,6 @@ class Sessions:
     )
     reservations = [(budget, budget.reserve(worst_case_usd)) for budget in budgets]
     purse.changed_s = now_s
-    purse.refusals = 0
     purse.large_calls += step.model != SMALL
     purse.open[number] = id_
     if conversation:
@@ -449,6 +332,7 @@ class Sessions:
     kind: str,
     call: Call | None = None,
     record: Record | None = None,
+    large_usd: float | None = None,
   ) -> None:
     """End an attempt: store its outcome, and settle its cost in all budgets.
 
@@ -460,6 +344,7 @@ class Sessions:
         call books the worst case.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.
+      large_usd: the dollars of the same tokens at LARGE; None is the call's dollars.
     """
     step = attempt.step
     if call is None and kind == PRESUMED:
@@ -471,6 +356,9 @@ class Sessions:
       usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
     statements = [(update, (kind, usd, attempt.number))]
+    if large_usd is not None:
+      insert = "INSERT INTO large_costs VALUES (?, ?)"
+      statements.append((insert, (attempt.number, large_usd)))
     if record:
       record.number = attempt.number
       statements.append(self._update_record(record))
@@ -495,6 +383,41 @@ class Sessions:
     with contextlib.suppress(sqlite3.OperationalError):
       self.commit()
 
+  def forget(self, purse: Purse, conversation: Conversation | None) -> bool:
+    """End a call that was refused: store its time, or delete what it has begun.
+
+    A purse without an attempt is deleted, so that the next call of its name sets the
+    caps, and so is a conversation without one.
+
+    Returns:
+      True if no attempt was made in the conversation.
+
+    Raises:
+      sqlite3.OperationalError: the file cannot be written; nothing has changed then.
+    """
+    id_ = conversation and conversation.id
+    select = "SELECT DISTINCT conversation FROM attempts WHERE purse = ?"
+    attempted = self.read(select, purse.id)
+    is_new = (id_,) not in attempted
+    statements = []
+    if attempted:
+      statements.append(("INSERT INTO refusals VALUES (?, ?)", (purse.id, time.time())))
+    if not purse.callers:
+      statements.append(
+        (
+          "DELETE FROM conversations WHERE purse = ? AND NOT EXISTS "
+          "(SELECT 1 FROM attempts WHERE conversation = conversations.id)",
+          (purse.id,),
+        )
+      )
+      if is_new:  # The next one may get the same number.
+        self._conversations.pop(id_, None)
+    if not (purse.callers or attempted):
+      statements.append(("DELETE FROM purses WHERE id = ?", (purse.id,)))
+      self._purses.pop(purse.id, None)
+    self.commit(*statements)
+    return is_new
+
   def _update_record(self, record: Record) -> Statement:
     """Return the statement that writes the record of an attempt."""
     text = RECORD.dump_json(record).decode()
@@ -513,6 +436,27 @@ class Sessions:
     if step != record.step:
       self.commit(self._update_record(dataclasses.replace(record, step=step)))
       record.step = step
+
+  def total(self, client: str | None, today_s: float) -> list[tuple]:
+    """Add up the attempts that may have cost dollars.
+
+    Args:
+      client: the name of the client's key; None adds up those of all clients.
+      today_s: when today began, in seconds since 1970.
+
+    Returns:
+      For each model, policy (None for side calls) and whether it was today: the number
+      of attempts, their dollars, and the dollars of the same tokens at LARGE.
+    """
+    select = (
+      "SELECT model, json_extract(state, '$.policy'), is_today, sum(n), sum(usd), "
+      "sum(large_usd) FROM (SELECT model, conversation, at_s >= ? AS is_today, "
+      "count(*) AS n, sum(usd) AS usd, sum(ifnull(large_usd, usd)) AS large_usd "
+      "FROM calls JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
+      "JOIN purses ON purses.id = purse WHERE kind <> ? AND client = ifnull(?, client) "
+      "GROUP BY 1, 2, 3) LEFT JOIN conversations ON id = conversation GROUP BY 1, 2, 3"
+    )
+    return self.read(select, today_s, FAILED, client)
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""

@@ -14,6 +14,7 @@ from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_erro
 from baar_serve.client import Client, Stream, Whole
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, drop_reasoning, pick_headers
+from baar_serve.records import Conversation, Purse
 from baar_serve.request import (
   PASSED_HEADERS,
   ClientHistory,
@@ -23,12 +24,17 @@ from baar_serve.request import (
   hash_turn,
   write_headers,
 )
-from baar_serve.sessions import Conversation, Purse
 
 # The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
 LEAST_REPLY = 256
 # The words of a model that refuses another model's reasoning, or settings of reasoning.
 REASONING = re.compile("reasoning|thinking|signature|encrypted")
+# The warning to a client that may have rewritten the replies of this server.
+FOREIGN = (
+  "None of the replies in this history is of this server, so a new conversation began, "
+  "with a cap of its own if the session has no name. Name the session in the base URL "
+  "(/s/NAME/v1), and the conversation in the header x-baar-conversation."
+)
 # Seconds between two attempts at an upstream model that fails all the time.
 PROBE_S = 30.0
 # An answer that has another form than expected raises one of these exceptions.
@@ -116,6 +122,7 @@ class ClientCall:
     form: the wire form.
     body: the JSON body.
     call_s: seconds from the conversation's first call to this one.
+    is_foreign: whether the call begins a conversation with replies of another server.
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty before the first look at budgets.
@@ -134,8 +141,11 @@ class ClientCall:
     self.form = self.request.form
     self.body = self.request.body
     self.call_s = 0.0
+    self.is_foreign = False
     if self.conversation:
-      self.call_s = time.time() - self.conversation.state.began_s
+      state = self.conversation.state
+      self.call_s = time.time() - state.began_s
+      self.is_foreign = state.is_foreign and not self.conversation.records
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
     self.prefix: tuple[int, str] | None = None
@@ -184,6 +194,7 @@ class ClientCall:
         "session-usd": purse.dollars.settled_usd,
         "left-usd": left.usd,
         "left-large-calls": left.calls,
+        "warning": FOREIGN if self.is_foreign else None,
       }
     )
 

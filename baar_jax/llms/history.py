@@ -15,9 +15,18 @@ Messages = list[dict[str, str]]
 NO_ACTION = (
   "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
 )
-# Texts that Codex and Claude Code put before the task of the user.
+# What agents put before or beside the task of the user, and a reply that they write
+# themselves. Each row is of the agents that are named at its end.
 SURROUNDINGS = re.compile(
-  r"<(environment_context|system-reminder|user_instructions)>.*?</\1>", re.DOTALL
+  r"""(?sx)
+  <(environment_context|user_instructions)>.*?</\1>         # Codex
+  | \A\#\ AGENTS\.md\ instructions.*?</INSTRUCTIONS>        # Codex
+  | <system-reminder>.*?</system-reminder>                 # Claude Code, qwen-code
+  | <environment_details>.*?</environment_details>         # Cline, Roo Code
+  | <session_context>.*?</session_context>                 # Gemini CLI
+  | \AThis\ is\ the\ (Qwen\ Code|Gemini\ CLI)\.\ We\ are\ setting\ up\ the\ context.*
+  | \AGot\ it\.\ Thanks\ for\ the\ context!\Z               # qwen-code, Gemini CLI
+  """
 )
 # Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
 # choice); the types of such parts, and the fields that hold their data or address.

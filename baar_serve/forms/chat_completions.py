@@ -4,10 +4,8 @@ from collections.abc import Mapping
 
 from baar_jax.llms.history import Turn, check_objects, read_message
 from baar_jax.llms.provider import Endpoint
+from baar_jax.llms.usage import read_json
 from baar_serve.forms.wire import WireForm
-
-# Most tool calls of a reply that are read.
-MOST_CALLS = 1000
 
 
 class ChatCompletions(WireForm):
@@ -19,8 +17,6 @@ class ChatCompletions(WireForm):
   limits = ("max_completion_tokens", "max_tokens")
   unpriced = ("audio",)
   endings = ("[DONE]",)
-  # LiteLLM, and so aider and mini-swe-agent, repeat a call after most other statuses.
-  last_status = 404
 
   def write_request(self, body: Mapping, endpoint: Endpoint) -> dict:
     """Write a request for a model; a streamed request also asks for the usage."""
@@ -62,15 +58,33 @@ class ChatCompletions(WireForm):
 
 
 def _extend_call(calls: list[dict], part: Mapping) -> None:
-  """Add a part of a streamed tool call to the calls of its message."""
-  index = min(part.get("index") or 0, MOST_CALLS)
-  while len(calls) <= index:
-    calls.append({"function": {"name": "", "arguments": ""}})
-  for source in ("function", "custom"):
-    fields = part.get(source) or {}
-    function = calls[index]["function"]
-    function["name"] += fields.get("name") or ""
-    function["arguments"] += fields.get("arguments") or fields.get("input") or ""
+  """Add a part of a streamed tool call to the calls of its message.
+
+  A call begins at a new index. Some models give one index, or none, to all calls; then
+  a name with another id begins a call, and so does a name after a whole call.
+  """
+  fields = part.get("function") or part.get("custom") or {}
+  name = fields.get("name") or ""
+  arguments = fields.get("arguments") or fields.get("input") or ""
+  index = part.get("index")
+  same = [call for call in calls if index in (None, call["index"])]
+  if not same or name and _is_next(same[-1], part.get("id"), name, arguments):
+    function = {"name": "", "arguments": ""}
+    same = [{"index": index, "id": part.get("id"), "function": function}]
+    calls += same
+  function = same[-1]["function"]
+  function["name"] = function["name"] or name
+  function["arguments"] += arguments
+
+
+def _is_next(call: dict, id_: str | None, name: str, arguments: str) -> bool:
+  """Tell whether a part with a name begins the call after this one."""
+  if id_ and call["id"]:
+    return id_ != call["id"]
+  function = call["function"]
+  if not function["arguments"] or not arguments:
+    return function["name"] not in ("", name)
+  return read_json(function["arguments"]) is not None
 
 
 FORM = ChatCompletions()

@@ -81,22 +81,27 @@ class Messages(WireForm):
 
   def read_reply(self, answer: Mapping) -> Turn:
     """Read the blocks of an answer."""
-    return read_blocks("assistant", check_objects(answer.get("content"), "content"))[-1]
+    blocks = check_objects(answer.get("content"), "content")
+    for block in blocks:
+      if "parts" in block:
+        block["input"] = json.loads("".join(block.pop("parts")) or "{}")
+    return read_blocks("assistant", blocks)[-1]
 
   def collect(self, answer: dict, event: Mapping) -> None:
     """Add an event to the blocks of the answer."""
     blocks = answer.setdefault("content", [])
     kind = event.get("type")
     if kind == "content_block_start":
-      blocks.append({**event["content_block"]})
-    if kind == "content_block_delta" and blocks:
+      blocks.append({**event["content_block"], "index": event.get("index")})
+    if kind == "content_block_delta":
+      # Several blocks may be open, and some models give one index to all of them.
+      index = event.get("index")
+      block = [block for block in blocks if block["index"] == index][-1]
       delta = event["delta"]
       if delta.get("type") == "text_delta":
-        blocks[-1]["text"] += delta["text"]
+        block["text"] += delta["text"]
       if delta.get("type") == "input_json_delta":
-        blocks[-1].setdefault("parts", []).append(delta["partial_json"])
-    if kind == "content_block_stop" and blocks and "parts" in blocks[-1]:
-      blocks[-1]["input"] = json.loads("".join(blocks[-1].pop("parts")) or "{}")
+        block.setdefault("parts", []).append(delta["partial_json"])
 
   def write_error(self, error: dict, status: int) -> dict:
     """Write the body of an error."""

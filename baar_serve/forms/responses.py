@@ -87,9 +87,14 @@ class Responses(WireForm):
     return next(iter(join_replies(turns)), Turn("assistant", ""))
 
   def collect(self, answer: dict, event: Mapping) -> None:
-    """Take the whole answer from the last event."""
-    if event.get("type") in self.endings:
+    """Take the whole answer from the last event, or its items from those before."""
+    kind = event.get("type")
+    items = answer.setdefault("output", [])
+    if kind == "response.output_item.done":
+      items.append(event["item"])
+    if kind in self.endings:
       answer |= event.get("response") or {}
+      answer["output"] = answer["output"] or items
 
   def write_failure(self, error: dict, status: int) -> dict:
     """Write the event of a stream that breaks off with an error."""

@@ -22,7 +22,6 @@ class WireForm:
     unpriced: fields of a request whose effect on the cost only the provider knows.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
-    last_status: HTTP status at which clients that have repeated a refused call stop.
   """
 
   path: str
@@ -33,7 +32,6 @@ class WireForm:
   unpriced: tuple[str, ...] = ()
   counts_beside = False
   endings: tuple[str, ...]
-  last_status = 400
 
   def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
     """Make the request headers that carry the key, and for OpenAI also the account.

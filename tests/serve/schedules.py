@@ -194,8 +194,7 @@ class Schedule:
     # commit, the attempt is presumed, and its step is lost.
     presumed = sum(row["outcome"] == "presumed" for row in session["failures"])
     assert len(steps) + presumed >= self.replies, context
-    # A spent cap is 402, and then 400 or 404.
-    allowed = {200, 400, 402, 404, 429, 500, 502, 503, 504, "left", "lost"}
+    allowed = {200, 402, 429, 500, 502, 503, 504, "left", "lost"}
     assert self.statuses <= allowed, self.statuses
     if self.cap_usd is not None:
       assert spent_usd <= self.cap_usd + TOLERANCE_USD, context

@@ -1,10 +1,12 @@
 """Test the routes: wrong requests, keys, the page and the metrics."""
 
 import functools
+import html
 import json
+import re
 
 import pytest
-from endpoint import ASK, USD, Client, write_keys
+from endpoint import ASK, REPLY, USD, Client, assistant, write_keys
 
 HOSTS = ("evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1, evil", "", "127.0.0.1:")
 
@@ -50,16 +52,51 @@ def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):
     Client(tmp_path, upstream, "empty", key_variable="CLIENTS")
 
 
-def test_the_page_shows_steps_failures_and_what_is_asked_for(client, upstream):
-  client.chat("<i>a")
+def test_the_page_lists_what_is_asked_for(client, upstream):
+  client.chat("<i>a", {"user-agent": "pi/1.2 (linux)", "x-baar-task": "fix"})
+  client.chat("<i>a", model="baar:large")
+  client.chat("<i>a", {"x-baar-max-usd": "0"})
+  client.post("/v1/sessions/<i>a/score", {"score": 0.5})
   upstream.fault = lambda number, request: "500"
   client.chat("beta")
   first, second = (client.http.get(f"/?name={name}").text for name in ("i", "beta"))
-  assert "&lt;i&gt;a" in first and "<i>" not in first and f"${USD:.6f}" in first
-  assert (
-    "1 steps<" in first and "LARGE calls: 0 of no cap." in first and "beta" not in first
-  )
-  assert second.count("an attempt at small is failed") == 2 and "&lt;i" not in second
+  assert "&lt;i&gt;a" in first and "<i>" not in first and "beta" not in first
+  for words in ("fix", "large 1, small 1", "0.5", "1 refused", "pi/1.2<"):
+    assert words in first, words
+  assert "2 failed" in second and "&lt;i" not in second
+
+
+def test_the_page_adds_up_what_large_would_have_cost(client):
+  """LARGE's tokens cost five times as much: 145 instead of 29 millionths."""
+  client.chat()
+  client.chat(model="baar:large")
+  page = client.http.get("/").text
+  for words in (
+    'all</td><td title="calls">2</td><td title="usd">$0.000174</td>',
+    'small</td><td title="calls">1</td><td title="usd">$0.000029</td>',
+  ):
+    assert words in page
+  # all, today, SMALL, LARGE and their policies
+  saved = re.findall(r'"saved usd">\$0.000(\d+)', page)
+  assert saved == ["116", "116", "116", "000", "116", "000"]
+
+
+def test_older_sessions_keep_the_filter(client):
+  for number in range(101):
+    client.receive({"x-session-id": f"a{number}"})
+  client.receive({"x-session-id": "b"})
+  (older,) = re.findall(r'(\?[^"]*)">Older', client.http.get("/?name=a").text)
+  page = client.http.get("/" + html.unescape(older)).text
+  assert re.findall(r">(\w+)</a>", page) == ["a0"] and 'value="a"' in page
+
+
+def test_texts_of_steps_are_one_click_away(open_client):
+  client = open_client(record_text=True)
+  client.chat("a b")
+  client.chat("a b", messages=[*ASK, assistant(REPLY), *ASK])
+  (link,) = re.findall(r'href="(sessions/[^"]*)"', client.http.get("/").text)
+  page = client.http.get("/" + html.unescape(link)).text
+  assert "A door." in page and "go" in page and f"${USD:.6f}" in page
 
 
 def test_metrics_count_calls_dollars_and_refusals(client):

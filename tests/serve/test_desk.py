@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
@@ -10,6 +11,7 @@ from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_serve.forms.chat_completions import FORM
+from baar_serve.records import Conversation
 from baar_serve.request import ClientKey, ClientRequest
 
 
@@ -74,6 +76,28 @@ def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path
     "data"
   ]
   assert [len(found["steps"]) for found in session["conversations"]] == [1]
+
+
+@pytest.mark.parametrize("atoms, has", [("bac", True), ("cab", False), ("ac", False)])
+def test_a_reply_may_come_back_in_another_order(atoms, has):
+  replies = [SimpleNamespace(atoms=atoms) for atoms in ("ab", "c")]
+  assert Conversation.has_replies(None, atoms, replies) == has
+
+
+@pytest.mark.parametrize("reply, is_foreign", [("Rewritten.", True), (REPLY, False)])
+def test_a_history_without_our_replies_is_marked(client, reply, is_foreign):
+  for messages in (ASK, [*ASK, assistant(reply), *ASK]):
+    body = {"model": "baar", "messages": messages}
+    answer = client.post("/v1/chat/completions", body)
+  assert ("/s/NAME/v1" in answer.headers.get("x-baar-warning", "")) == is_foreign
+  metrics = client.http.get("/metrics").text
+  assert f"baar_foreign_histories_total {float(is_foreign)}" in metrics
+  assert ("1 foreign history" in client.http.get("/").text) == is_foreign
+
+
+def test_small_models_of_agents_stand_for_small(open_client):
+  client = open_client(policy="large")
+  assert client.chat(model="gpt-9-nano").json()["model"] == "small"
 
 
 def test_agents_of_one_session_draw_on_one_purse(client):

@@ -5,7 +5,7 @@ import concurrent.futures
 import functools
 
 import pytest
-from endpoint import ASK, user, wait_until
+from endpoint import ASK, REPLY, assistant, user, wait_until
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
@@ -14,21 +14,44 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
 
+UNNAMED = {"model": "baar", "messages": ASK}
 
-def test_a_retry_gets_the_answer_that_is_being_made(client, upstream):
+
+def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
   upstream.latency_s = lambda number: 0.3
-  again = {"x-stainless-retry-count": "1"}
-  body = {"model": "baar", "messages": ASK}
-  post = functools.partial(client.post, "/v1/chat/completions")
+  post = functools.partial(client.post, "/v1/chat/completions", UNNAMED)
   with concurrent.futures.ThreadPoolExecutor() as pool:
     named = [pool.submit(client.chat, stream=n < 0) for n in range(2)]
-    unnamed = [pool.submit(post, body), pool.submit(post, body)]
+    unnamed = [pool.submit(post), pool.submit(post)]
     assert len({*(reply.result().text for reply in named)}) == 1
     ids = {reply.result().headers["x-baar-session-id"] for reply in unnamed}
   assert len(upstream.seen) == 3 and len(ids) == 2
-  assert post(body, again).headers["x-baar-session-id"] in ids
-  assert len(upstream.seen) == 3
-  assert post(body).headers["x-baar-session-id"] not in ids
+  # A client has each of these answers.
+  again = post({"x-stainless-retry-count": "1"})
+  assert again.headers["x-baar-session-id"] not in ids
+
+
+def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
+  """Five clients repeat their calls, after 40 errors; 5 * 3 calls have an answer."""
+  upstream.fault = lambda number, request: "503" if number < 40 else None
+  client = open_client(models={"retries": 0, "max_failures": 99})
+
+  def play(task):
+    messages = [*ASK]
+    for _ in range(3):
+      status = 503
+      while status == 503:
+        body = UNNAMED | {"messages": messages}
+        status = client.post("/v1/chat/completions", body).status_code
+      messages = [*messages, assistant(REPLY), *ASK]
+
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    [*pool.map(play, range(5))]
+  sessions = client.http.get("/v1/sessions").json()["data"]
+  counts = [
+    len(found["steps"]) for session in sessions for found in session["conversations"]
+  ]
+  assert counts == [3] * 5 and len(upstream.billed) == 15
 
 
 def test_a_client_that_leaves_at_the_end_of_a_reply_has_it():
@@ -127,10 +150,10 @@ def test_a_hang_is_reported_as_a_hang(open_client, upstream):
   assert session["in_flight"] == 0 and session["spent_usd"] > 0
 
 
-def test_a_call_repeated_after_an_error_stays_in_its_session(open_client):
-  asked = {"model": "baar", "messages": [user("Go.")]}
-  client = open_client(max_usd=1e-6)
-  replies = [client.post("/v1/chat/completions", asked) for _ in range(3)]
-  sessions = client.http.get("/v1/sessions").json()["data"]
-  assert [reply.status_code for reply in replies] == [402, 404, 404]
-  assert len(sessions) == 1
+@pytest.mark.parametrize("name", [{}, {"x-session-id": "s"}])
+def test_a_refused_first_call_leaves_nothing_behind(client, name):
+  post = functools.partial(client.post, "/v1/chat/completions", UNNAMED)
+  refused = [post(name | {"x-baar-max-usd": "1e-6"}).status_code for _ in range(3)]
+  assert refused == [402] * 3
+  assert client.http.get("/v1/sessions").json()["data"] == []
+  assert post(name | {"x-baar-max-usd": "1"}).headers["x-baar-left-usd"] > "0.99"

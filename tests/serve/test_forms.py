@@ -180,5 +180,52 @@ def test_a_reply_is_known_again_without_layout():
   assert len({*first}) == 3
 
 
+# Parts of streamed tool calls, as some models send them: index, id, name, arguments.
+CALLS = (ToolCall("look", "{}"), ToolCall("go", '{"x": 1}'))
+PARTS = {
+  "one-index": [(0, "a", "look", "{}"), (0, "b", "go", '{"x": 1}')],
+  "no-index": [(None, "a", "look", ""), (None, "b", "go", '{"x": 1}')],
+  "no-ids": [(0, "", "look", "{}"), (0, None, "go", '{"x"'), (0, None, "", ": 1}")],
+  "no-arguments": [(0, None, "look", None), (0, None, "go", '{"x": 1}')],
+  "from-one": [(1, "a", "look", ""), (2, "b", "go", '{"x": 1}')],
+  "name-again": [(0, "a", "look", ""), (1, "b", "go", '{"x"'), (1, "b", "go", ": 1}")],
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_each_streamed_tool_call_is_read_apart(parts):
+  form = FORMS["chat/completions"]
+  answer = {}
+  for index, id_, name, arguments in parts:
+    function = dict(name=name, arguments=arguments)
+    part = dict(index=index, id=id_, function=function)
+    form.collect(answer, {"choices": [{"delta": {"tool_calls": [part]}}]})
+  assert hash_turn(form.read_reply(answer)) == hash_turn(Turn("assistant", "", CALLS))
+
+
+BLOCKS = []
+ITEMS = []
+for call in CALLS:
+  block = dict(type="tool_use", name=call.name, input={})
+  BLOCKS.append(dict(type="content_block_start", content_block=block))
+  item = {"type": "function_call"} | call._asdict()
+  ITEMS.append({"type": "response.output_item.done", "item": item})
+for index, call in enumerate(CALLS):
+  delta = dict(type="input_json_delta", partial_json=call.arguments)
+  BLOCKS[index]["index"] = index
+  BLOCKS.append(dict(type="content_block_delta", index=index, delta=delta))
+ITEMS.append({"type": "response.completed", "response": {"output": []}})
+STREAMS = {"messages": BLOCKS, "responses": ITEMS}
+
+
+@pytest.mark.parametrize("path, events", STREAMS.items(), ids=STREAMS)
+def test_streams_with_odd_events_are_whole_replies(path, events):
+  answer = {}
+  for event in events:
+    FORMS[path].collect(answer, event)
+  reply = FORMS[path].read_reply(answer)
+  assert hash_turn(reply) == hash_turn(Turn("assistant", "", CALLS))
+
+
 def test_text_that_is_nested_too_deeply_is_no_answer():
   assert Meter().read("[" * 100_000) is None

@@ -4,7 +4,8 @@ from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms.ledger import open_calls
 from baar_jax.llms.provider import REPLY
 from baar_jax.rollout.specs import Cap
-from baar_serve.sessions import Sessions, read_usage
+from baar_serve.records import read_usage
+from baar_serve.sessions import Sessions
 
 
 def test_each_commit_waits_for_the_disk(tmp_path):

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from endpoint import ASK
+from endpoint import ASK, assistant, user
 
 from baar_jax.llms.history import ToolCall, Turn
-from baar_serve.request import hash_turn
+from baar_serve.request import hash_turn, read_history
 
 # Rows: headers, fields of the body, the path before /v1, and the session's name.
 UUID = "0199c0de-0000-4000-8000-00000000000a"
@@ -42,9 +42,33 @@ def test_sessions_have_the_names_that_agents_give(
   assert reply.headers["x-baar-session-id"] == name
 
 
-def test_replies_are_recognised_without_their_reasoning():
+# The messages that agents write before the task.
+QWEN = """This is the Qwen Code. We are setting up the context for our chat.
+Today's date is Friday.
+/work/
+└───a.py"""
+PREAMBLES = {
+  "codex": [user("<environment_context>\n<cwd>/a</cwd>\n</environment_context>")],
+  "codex-agents": [
+    user("# AGENTS.md instructions for /a\n\n<INSTRUCTIONS>\nBe kind.\n</INSTRUCTIONS>")
+  ],
+  "claude": [user("<system-reminder>\nIt is Friday.\n</system-reminder>")],
+  "cline": [user("<environment_details>\n# Time\n9:00\n</environment_details>")],
+  "gemini": [user("<session_context>\nThis is the Gemini CLI.\n</session_context>")],
+  "qwen": [user(QWEN), assistant("Got it. Thanks for the context!")],
+}
+
+
+@pytest.mark.parametrize("preamble", PREAMBLES.values(), ids=PREAMBLES)
+def test_an_agents_preamble_is_no_task(preamble):
+  read = read_history({"messages": [*preamble, user("Fix it."), assistant("a")]})
+  assert (read.task, read.actions, len(read.atoms)) == ("Fix it.", ["a"], 1)
+
+
+@pytest.mark.parametrize("arguments", ["{}", "null"])
+def test_replies_are_recognised_without_their_reasoning(arguments):
   given = Turn("assistant", "<think>a\nb</think> go", (ToolCall("look", ""),))
-  sent_back = Turn("assistant", "go", (ToolCall("look", "{}"),))
+  sent_back = Turn("assistant", "go", (ToolCall("look", arguments),))
   assert hash_turn(given) == hash_turn(sent_back)
 
 
