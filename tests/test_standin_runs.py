@@ -1,6 +1,7 @@
 """Test what whole runs pay, with a stand-in server as models that has faults."""
 
 import contextlib
+import json
 import random
 import signal
 import sqlite3
@@ -17,6 +18,7 @@ from standin import FAULTS, Lockpick, StandIn
 import main
 from baar_jax.llms import provider
 from baar_jax.llms.ledger import read_spent
+from tools import qwen2_checkpoint as hf
 
 ROOT = Path(__file__).parents[1]
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
@@ -25,7 +27,7 @@ TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
 KEY = "sk-hostile-0123456789abcdef"
 
 
-def arguments(runs, server, stage="all", **settings) -> list[str]:
+def arguments(runs, server, stage="all", file="sandbox.py", **settings) -> list[str]:
   """Write the arguments of a command; a setting has __ in place of a dot."""
   values = {
     "env__max_steps": TASKS["max_steps"],
@@ -40,8 +42,13 @@ def arguments(runs, server, stage="all", **settings) -> list[str]:
   options = [
     f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()
   ]
-  config = f"--config={ROOT / 'configs' / 'sandbox.py'}"
-  return ["main.py", config, *tiny.flags(runs), *options, f"--stage={stage}"]
+  config = f"--config={ROOT / 'configs' / file}"
+  usual = [
+    flag
+    for flag in tiny.flags(runs)
+    if "lam=" not in flag or "bopo__lam" not in settings
+  ]
+  return ["main.py", config, *usual, *options, f"--stage={stage}"]
 
 
 def run(*given, **settings) -> int:
@@ -102,6 +109,39 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
   for path in (tmp_path / "tiny").rglob("*"):
     texts += [path.read_bytes()] if path.is_file() else []
   assert not [text for text in texts if KEY[3:].encode() in text]
+
+
+def test_the_papers_setting_runs_with_a_text_router(tmp_path):
+  """The stand-in's prompt caches lower the bill, and not the method's dollars."""
+  weights = hf.write(tmp_path / "weights", hf.SHAPES["grouped"], tokens=300)
+  with StandIn(Lockpick(**TASKS)).running() as server:
+    settings = {
+      "env__kind": "sandbox",
+      "router__weights": weights,
+      "evaluate__shares": (),
+      "bopo__lam": (0.3, 0.9),
+      "train_seeds": 1,
+      "baselines__rivals": (),
+      "baselines__ablations": "('no-reference',)",
+      "value__updates": 0,
+    }
+    assert run(tmp_path, server, file="appworld.py:paper", **settings) == 0
+  ((cost_usd, spent_usd),) = query(
+    tmp_path, "SELECT sum(cost_usd), sum(spent_usd) FROM episodes WHERE equals IS NULL"
+  )
+  spent = read_spent(tmp_path / "tiny", 2)
+  assert spent.at_most_usd == pytest.approx(billed(server))
+  assert cost_usd > spent_usd > 0
+  lines = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
+  ratios = [json.loads(line).get("max_log_ratio", 0) for line in lines]
+  assert 0 < max(ratios) < 1
+  results = json.loads((tmp_path / "tiny" / "report" / "results.json").read_text())
+  families = {row["family"] for row in results["hard_budget"]}
+  assert {"BoPO, λ 0.3", "BoPO, λ 0.9"} <= families
+  ablated = (
+    "SELECT count(DISTINCT policy) FROM episodes WHERE policy LIKE 'no-ref%0.9%'"
+  )
+  assert query(tmp_path, ablated) > [(0,)]
 
 
 def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(

@@ -4,7 +4,6 @@ PYTHONPATH=.:tests:tests/serve python tools/load.py RUN [sessions=64] [steps=6] 
 """
 
 import asyncio
-import json
 import multiprocessing
 import random
 import sys
@@ -20,7 +19,6 @@ from standin import StandIn
 from baar_serve import __main__ as serve
 from baar_serve.config import ServeConfig, UpstreamsConfig
 
-ROUNDS = 2
 START_S = 3.0  # seconds during which sessions begin
 
 
@@ -46,41 +44,25 @@ async def play(
     ]
 
 
-async def hang(http, url: str) -> None:
-  """Ask for a long stream, and do not read it."""
-  body = {"model": "baar", "messages": [{"role": "user", "content": "Talk."}]}
-  body |= {"user": "hostile", "stream": True}
-  async with http.stream("POST", f"{url}/chat/completions", json=body):
-    await asyncio.sleep(600)
-
-
-async def measure(
-  url: str, model: str, name: str, sessions: int, steps: int, hostile=0
-):
+async def measure(url: str, model: str, sessions: int, steps: int):
   """Return the seconds of all calls, seconds_NxS, and the calls per second."""
   seconds = [[] for _ in range(sessions)]
   async with httpx2.AsyncClient(
     timeout=600, limits=httpx2.Limits(max_connections=None)
   ) as http:
-    hanging = [asyncio.ensure_future(hang(http, url)) for _ in range(hostile)]
-    await asyncio.sleep(START_S)
     start_s = time.perf_counter()
     playing = (
-      play(http, url, model, f"{name} {i}", steps, seconds_S)
+      play(http, url, model, f"s{i}", steps, seconds_S)
       for i, seconds_S in enumerate(seconds)
     )
     await asyncio.gather(*playing)
     rate = sessions * steps / (time.perf_counter() - start_s)
-    for task in hanging:
-      task.cancel()
     return np.array(seconds), rate
 
 
-def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> None:
+def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
   def answer(request: dict) -> str:
     """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
-    if request["user"] == "hostile":
-      return "word " * 20_000
     time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
     return schedules.WORDS
 
@@ -92,29 +74,13 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0", hostile="0") -> N
     config = ServeConfig(runs=runs, router=router, max_usd=5.0, models=upstreams)
     schedules.serve_forever = serve.serve  # without a full disk
     with closing(schedules.Server(config)) as server:
-      for number in range(ROUNDS):
-        direct_NxS, direct_rate = asyncio.run(
-          measure(models.url, "gpt-4.1", f"s{number}", *size)
-        )
-        routed = measure(f"{server.url}/v1", "baar", f"s{number}", *size)
-        routed_NxS, rate = asyncio.run(routed)
-        added_ms, took_s = 1e3 * (routed_NxS - direct_NxS), routed_NxS.sum(axis=1)
-        row = dict(
-          sessions=size[0],
-          calls=routed_NxS.size,
-          share=rate / direct_rate,
-          added_ms_median=np.median(added_ms),
-          added_ms_p99=np.quantile(added_ms, 0.99),
-          slowest_session_over_median=took_s.max() / np.median(took_s),
-        )
-        if int(hostile):
-          routed = measure(
-            f"{server.url}/v1", "baar", f"h{number}", *size, int(hostile)
-          )
-          beside_NxS, _ = asyncio.run(routed)
-          row["s_p99"] = np.quantile(routed_NxS, 0.99)
-          row["s_p99_beside_hostile"] = np.quantile(beside_NxS, 0.99)
-        print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
+      direct = measure(models.url, "gpt-4.1", *size)
+      direct_NxS, direct_rate = asyncio.run(direct)
+      routed_NxS, rate = asyncio.run(measure(f"{server.url}/v1", "baar", *size))
+  added_ms = 1e3 * (routed_NxS - direct_NxS)
+  print(f"rate, as a share of direct calls: {rate / direct_rate:.3f}")
+  print(f"added to a call, median: {np.median(added_ms):.1f} ms")
+  print(f"added to a call, 99th percentile: {np.quantile(added_ms, 0.99):.1f} ms")
 
 
 if __name__ == "__main__":
