@@ -96,7 +96,6 @@ class ChatPair:
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
     models = range(len(self.names))
     self.models = [ChatModel(self, config, index, index) for index in models]
-    self.prices = tuple(model.price for model in self.models)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
