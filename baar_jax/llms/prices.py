@@ -259,14 +259,12 @@ class Outlook(NamedTuple):
   """A forecast of a model's next call.
 
   Attributes:
-    warm_tokens: tokens of its prompt that the model's prompt cache holds.
     usd: expected dollars of the call.
     repeat_usd: expected dollars of another call of the model right after it.
     cold_usd: worst case of the call with these tokens: nothing is cached, and the
       highest price of all tiers holds. A reservation may assume more tokens.
   """
 
-  warm_tokens: int
   usd: float
   repeat_usd: float
   cold_usd: float
@@ -361,9 +359,7 @@ class Billing:
       newest = [Read(prompt_tokens, now_s)]
       repeat = self.bill(model, newest, prompt_tokens, reply_tokens, now_s)
       cold_usd = self.prices[model].worst_case_usd(prompt_tokens, reply_tokens)
-      outlooks.append(
-        Outlook(call.usage.cached_tokens, call.cost_usd, repeat.cost_usd, cold_usd)
-      )
+      outlooks.append(Outlook(call.cost_usd, repeat.cost_usd, cold_usd))
     return outlooks
 
 
