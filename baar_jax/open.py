@@ -22,7 +22,7 @@ from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import ACTED, SAMPLED, Batcher, Encoder, Labels
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import open_billing, prices_of
 from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner, count_all_steps
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
@@ -436,7 +436,7 @@ class Loader:
     if row.needs == "heads":
       heads = load_heads(self.files)
       weights = config.value.cost_weights
-      values = ValueFunction(heads, weights, self.files.billing, row.pick)
+      values = ValueFunction(heads, weights, open_billing(config.models), row.pick)
       reader = StateReader(load_vocabulary(self.files))
       return ConditionedPolicy(spec, reader, values)
     if row.needs == "judge":

@@ -148,10 +148,10 @@ def test_two_models_in_turn_are_warm_apart():
 
 
 def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
-  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT), step_s=2.0)
+  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT))
   for latency_s, warm in ((297.9, 1920), (298.1, 0)):
-    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 3.0), act(LARGE, 2200)]
-    # SMALL's prompt was read at 0 s; its reply takes 1 s, and each step 2 s.
+    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 1.0), act(LARGE, 2200)]
+    # SMALL's prompt was read at 0 s; its reply and each step take 1 s.
     small, large = billing.forecast_calls(steps, 1500, 50)
     assert (warm_tokens(small), warm_tokens(large)) == (warm, 2048)
 

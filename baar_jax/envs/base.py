@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.engines import Engine
-from baar_jax.episode import CacheRule, Task
+from baar_jax.episode import Task
 
 # Words of a result that tell of an error (our choice).
 ERROR_WORDS = re.compile(
@@ -194,8 +194,6 @@ class Env:
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
     scores_steps: whether `score` is informative and cheap after every step.
-    step_s: seconds that a step of the environment takes in simulated time (our choice).
-    cache_rule: the prompt caches' rule in this environment; None is each model's own.
   """
 
   Options: type = NoOptions
@@ -212,8 +210,6 @@ class Env:
   system_prompt: str
   code_actions = False
   scores_steps = False
-  step_s = 1.0
-  cache_rule: CacheRule | None = None
 
   def __init__(
     self,

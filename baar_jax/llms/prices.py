@@ -208,6 +208,7 @@ TINY_USD = 1e-9
 # Generated tokens per second of SMALL and of LARGE (paper, "Latency Analysis").
 SMALL_RATE = 90.0
 LARGE_RATE = 80.0
+STEP_S = 1.0  # Seconds of simulated time that an environment's step takes (our choice).
 # Tokens are estimated from characters, because the tokenizers of API models are not
 # available offline (our choice).
 CHARS_PER_TOKEN = 4
@@ -277,12 +278,10 @@ class Billing:
   Attributes:
     prices: the price of each model, cheapest first.
     rules: the rule of each model's prompt cache; None caches nothing.
-    step_s: seconds that a step of the environment takes.
   """
 
   prices: tuple[Price, ...]
   rules: tuple[CacheRule | None, ...]
-  step_s: float = 1.0
 
   def bill(
     self,
@@ -337,7 +336,7 @@ class Billing:
     for number, step in enumerate(steps):
       if number:
         prompt_tokens += count_tokens(step.observation)
-        now_s += self.step_s
+        now_s += STEP_S
       if step.started_s is not None:
         now_s = step.started_s
       if number == len(steps) - 1:
@@ -363,21 +362,16 @@ class Billing:
     return outlooks
 
 
-def open_billing(
-  config: ModelsConfig, cache_rule: CacheRule | None = None, step_s: float = 1.0
-) -> Billing:
+def open_billing(config: ModelsConfig) -> Billing:
   """Collect the prices and the prompt caches of a run's models.
 
   Args:
     config: the configuration of the models.
-    cache_rule: the environment's `cache_rule`; None takes each model's own.
-    step_s: the environment's `step_s`.
 
   Raises:
     ValueError: a model has no list price.
   """
   rules = []
   for name in config.names:
-    rule = cache_rule or find_row(CACHE_RULES, name)
-    rules.append(rule if config.prompt_cache else None)
-  return Billing(prices_of(config), tuple(rules), step_s)
+    rules.append(find_row(CACHE_RULES, name) if config.prompt_cache else None)
+  return Billing(prices_of(config), tuple(rules))

@@ -18,6 +18,7 @@ from baar_jax.episode import SMALL, Call, Reply, Reserve, Task
 from baar_jax.llms.history import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
+  STEP_S,
   Billing,
   Read,
   count_tokens,
@@ -49,8 +50,7 @@ class ScriptedPair:
     """
     self.names = config.names
     self._config = config
-    self._env = env
-    self._billing = open_billing(config, env.cache_rule, env.step_s)
+    self._billing = open_billing(config)
     self._errors = errors or env.Errors(len(config.names))
 
   def start(
@@ -73,7 +73,7 @@ class ScriptedPair:
     prompt cache only if the models to choose from have one.
     """
     config = dataclasses.replace(config, prompt_cache=self._config.prompt_cache)
-    billing = open_billing(config, self._env.cache_rule, self._env.step_s)
+    billing = open_billing(config)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
       """Start the judge in an episode."""
@@ -146,7 +146,7 @@ class Account:
 
   def _now_s(self, step: int) -> float:
     """Return the time of the next call at a step, in seconds."""
-    return self.replies_s + step * self.billing.step_s
+    return self.replies_s + step * STEP_S
 
 
 def _count_shared_tokens(
