@@ -388,7 +388,8 @@ class BaselinesConfig:
     rivals: Names of rivals from rivals/families.py, such as "cascade".
     ablations: Names of ablations. Each ablation is BoPO without one part.
     judge: The judge: the model that the zero-shot router asks. If the models are
-      scripted, a rule answers in its place, and costs the judge's price.
+      scripted, a rule answers in its place, and costs the judge's price. Its dollars
+      have a prompt cache only if `models.prompt_cache` is True.
   """
 
   rivals: tuple[str, ...] = ()
@@ -498,6 +499,7 @@ class Config:
   @validator
   def _check(self) -> Self:
     """Raise an error unless the settings of different sections fit together."""
+    self.baselines.judge.prompt_cache = self.models.prompt_cache
     count = len(self.models.names)
     if self.models.kind == "scripted":
       require(

@@ -38,6 +38,7 @@ def test_shipped_configs_are_valid(name):
   config = get_config(*setting)
   validate(config)
   assert config.name == name  # so that two configs never share a directory
+  assert config.baselines.judge.prompt_cache == config.models.prompt_cache
   if setting:
     assert (config.models.kind == "chat") == (setting[0] in ("paper", "llama"))
     with pytest.raises(ValueError, match="has no setting 'other'"):

@@ -107,16 +107,12 @@ class ChatPair:
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], "ChatAgent"]:
     """Prepare the judge, the model that a zero-shot router asks.
 
-    Its dollars have a prompt cache only if those of the models to choose from have one.
-
     Args:
       config: the configuration of this model.
 
     Returns:
       A function that starts an agent for a task, a seed and the episode's `reserve`.
     """
-    prompt_cache = self.models[0].config.prompt_cache
-    config = dataclasses.replace(config, prompt_cache=prompt_cache)
     judge = ChatModel(self, config, 0, len(self.names))
     self.models.append(judge)
     return functools.partial(ChatAgent, judge)

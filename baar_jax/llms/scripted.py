@@ -49,7 +49,6 @@ class ScriptedPair:
       ValueError: a model has no list price.
     """
     self.names = config.names
-    self._config = config
     self._billing = open_billing(config)
     self._errors = errors or env.Errors(len(config.names))
 
@@ -69,10 +68,8 @@ class ScriptedPair:
   ) -> Callable[[Task, int, Reserve], "ScriptedJudge"]:
     """Prepare a scripted judge: a rule at the price of the model in `config`.
 
-    The judge stands in for the strong model that a zero-shot router asks. It has a
-    prompt cache only if the models to choose from have one.
+    The judge stands in for the strong model that a zero-shot router asks.
     """
-    config = dataclasses.replace(config, prompt_cache=self._config.prompt_cache)
     billing = open_billing(config)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
