@@ -440,8 +440,8 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_python(json.loads(path.read_bytes()))
-  except (ValueError, RecursionError):
+    stored = TypeAdapter(Config).validate_json(path.read_bytes())
+  except ValidationError:
     raise ValueError(
       f"{path} is damaged, or was made by an older version: {RESTORE}"
     ) from None

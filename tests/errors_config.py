@@ -82,7 +82,7 @@ CASES = [
     command,
     "--config=configs/sciworld.py:paper",
   ),
-  ("...no plain value...contains itself...", read_file, "c.bopo = c; return c"),
+  ("...no plain value...", read_file, "c.bopo.lam = {1}; return c"),
   (
     "...key_variables: Input should be...",
     read_file,
@@ -232,7 +232,7 @@ CASES = [
     "return EnvConfig(train_tasks=0)",
   ),
   (
-    "Field prices not found on dataclass ValueConfig; baar_jax/config.py...",
+    "--config.value.prices: Unexpected keyword argument",
     read_file,
     "c.value.prices = (0,); return c",
   ),
