@@ -59,22 +59,13 @@ class Price:
     return (prompt_tokens * prompt_price + completion_tokens * output_price) / 1e6
 
   def cost_usd(self, usage: Usage) -> float:
-    """Compute the dollars of a call.
-
-    Raises:
-      ValueError: a count is negative, or cached and written tokens exceed the prompt.
-    """
+    """Compute the dollars of a call whose usage is possible; see `Meter.usage`."""
     for start, price in reversed(self.tiers):
       if usage.prompt_tokens > start:
         return price.cost_usd(usage)
     written = usage.cache_write_tokens
     cached = usage.cached_tokens
     fresh = usage.prompt_tokens - cached - written
-    if min(fresh, cached, written, usage.completion_tokens) < 0:
-      raise ValueError(
-        f"{usage} is impossible: a count is negative, or cached and written tokens "
-        "exceed the prompt. Correct the counts."
-      )
     write_price = self.input if self.cache_write is None else self.cache_write
     prompt = fresh * self.input + cached * self.cached_input + written * write_price
     prompt += usage.hour_write_tokens * (HOUR_WRITE * self.input - write_price)
