@@ -136,17 +136,14 @@ class Store:
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
-      # A new file has no table of episodes, and the version 0.
-      is_new = not list(self._db.execute("PRAGMA table_info(episodes)"))
-      is_new = is_new and not version
-      if is_new:
+      if not version:  # A new file has the version 0.
         self._create()
     except sqlite3.Error as error:
       raise ValueError(
         f"{path} is no episode store that SQLite can use ({error}): "
         "free disk space, restore the file from a copy, or move it away"
       ) from error
-    if not is_new and version != VERSION:
+    if version not in (0, VERSION):
       raise ValueError(
         f"{path} was made by an older or a newer version of this program: "
         "choose another --config.name"
