@@ -43,11 +43,10 @@ def read_flags(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
     names = [word.partition("=")[0].lstrip("-") for word in argv]
-    repeated = [name for name in names if names.count(name) > 1]
-    for name in repeated:
+    for name in names:
       with contextlib.suppress(AttributeError):  # Not all words are fields.
         field = operator.attrgetter(name.removeprefix("config."))
-        if isinstance(field(config.value), tuple):
+        if names.count(name) > 1 and isinstance(field(config.value), tuple):
           raise flags.Error(f"--{name} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
