@@ -500,15 +500,12 @@ class Config:
   def _check(self) -> Self:
     """Raise an error unless the settings of different sections fit together."""
     self.baselines.judge.prompt_cache = self.models.prompt_cache
-    count = len(self.models.names)
+    has_choice = len(self.models.names) > 1
     if self.models.kind == "scripted":
       require(
         self.env.kind != RECORDED, "models.kind", f"chat with env.kind={RECORDED}"
       )
-      require(
-        count in (2, 3), "models.names", "two or three models, the cheapest first"
-      )
-    require(count > 1, "models.names", "two or more models, the cheapest first")
+    require(has_choice, "models.names", "two or more models, the cheapest first")
     require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
     is_valid = self.train_seeds <= self.evaluate.seeds
     requirement = "at most --config.evaluate.seeds, so that each router is evaluated"

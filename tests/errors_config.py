@@ -144,11 +144,6 @@ CASES = [
     "--config.env.kind=recorded",
   ),
   (
-    "--config.models.names must be two or three models, the cheapest first",
-    command,
-    "--config.models.names=('a', 'b', 'c', 'd')",
-  ),
-  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.kind=chat",
