@@ -139,11 +139,6 @@ CASES = [
     "--config.distributed.processes=2",
   ),
   (
-    "--config.models.kind must be chat with env.kind=recorded",
-    command,
-    "--config.env.kind=recorded",
-  ),
-  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.kind=chat",
