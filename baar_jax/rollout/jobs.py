@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Job, PolicySpec
 
 SFT = "sft"
 BOPO = "bopo"
@@ -37,13 +37,6 @@ LABELS = {
 def label_family(family: str) -> str:
   """Return a policy family's name for readers; by default the family itself."""
   return LABELS.get(family, family)
-
-
-def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
-  """Return the same policy under a cap; always-LARGE becomes First-Large."""
-  if spec == ALWAYS_LARGE and cap:
-    return PolicySpec(FIRST_LARGE, cap=cap)
-  return spec.under(cap)
 
 
 class Planned(NamedTuple):
