@@ -426,13 +426,9 @@ def read_config(directory: Path) -> Config | None:
     The configuration, or None if the directory has none.
 
   Raises:
-    ValueError: config.json cannot be read, the store is missing, or a file is a named
-      pipe or a device. Without the store, the dollars that the run has spent are
-      unknown.
+    ValueError: config.json cannot be read, or the store is missing. Without the store,
+      the dollars that the run has spent are unknown.
   """
-  for entry in directory.rglob("*"):
-    if entry.is_fifo() or entry.is_char_device():
-      raise ValueError(f"{entry} is not a regular file: {RESTORE}")
   path = directory / "config.json"
   if not path.exists():
     return None

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -186,11 +185,6 @@ CASES = [
     "TMP/tiny/config.json is damaged, or was made by an older version: restore...",
     change_run,
     lambda run: (run / "config.json").write_text("{"),
-  ),
-  (
-    "TMP/tiny/metrics.jsonl is not a regular file: restore...",
-    change_run,
-    lambda run: os.mkfifo(run / "metrics.jsonl"),
   ),
   (
     "TMP/tiny/episodes.sqlite is missing or empty...dollars are unknown: restore...",
