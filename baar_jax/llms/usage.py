@@ -163,7 +163,7 @@ class Meter:
 
 
 def read_json(text: str | bytes) -> dict | None:
-  """Read a JSON object; return None if the text is not one, or has NaN or infinities."""
+  """Read a JSON object; return None if the text is none, or has NaN or infinities."""
   try:
     fields = json.loads(text)
     json.dumps(fields, allow_nan=False)
