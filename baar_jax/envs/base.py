@@ -181,7 +181,6 @@ class Env:
       With an engine, `Options` needs the field `data`.
     metric: the meaning of SR in the report: "success" is the rate of success, "score"
       the mean score.
-    has_optimum: whether rivals/optimum.py can compute the best policy.
     prompt_growth: estimated tokens that each step adds to the prompt. A dry run uses
       this estimate while the run has no episodes.
     episodes_per_process: the most live episodes that may share a child process; None is
@@ -200,7 +199,6 @@ class Env:
   Errors: type = DifficultyErrors
   engine: Engine | None = None
   metric = "success"
-  has_optimum = False
   prompt_growth = 150
   episodes_per_process: int | None = None
   needs_process = True

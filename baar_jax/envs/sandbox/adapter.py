@@ -154,7 +154,6 @@ class Sandbox(Env):
 
   Errors = SandboxErrors
   needs_process = False
-  has_optimum = True
   # The prompts are too short for the rules of real providers. The cache outlives an
   # episode, so the cost of a call depends on the steps of the calls before it only.
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
