@@ -257,25 +257,15 @@ class ReferencesConfig:
 
   Attributes:
     samples: Number of stratified samples per hard task (paper: N).
-    plans: Additional samples for the value heads (our choice).
+    plans: Additional samples for the value heads (our choice). Samples without
+      `all_tasks` add nothing, because hard tasks have the samples above.
     clone_large: True takes always-LARGE's trials as references of hard tasks, without
       stratified samples (the ablation no-stratified).
   """
 
   samples: int = Field(20, gt=0, lt=SEEDS // 4)
-  plans: tuple[SamplePlan, ...] = ()
+  plans: tuple[SamplePlan, ...] = Field((), max_length=3)
   clone_large: bool = False
-
-  @validator
-  def _check(self) -> Self:
-    """Raise an error unless the kinds of the plans are different and allowed."""
-    kinds = [plan.kind for plan in self.plans]
-    require(len(kinds) == len({*kinds}), "plans", "plans of different kinds")
-    for plan in self.plans:
-      is_valid = plan.all_tasks or plan.kind != "samples"
-      requirement = "plans in which samples have all_tasks: ('samples', COUNT, True)"
-      require(is_valid, "plans", requirement)
-    return self
 
 
 @section

@@ -114,16 +114,6 @@ CASES = [
     "--config.router.max_tokens=471",
   ),
   (
-    "--config.references.plans must be plans of different kinds",
-    command,
-    "--config.references.plans=(('steps', 1), ('steps', 2))",
-  ),
-  (
-    "--config.references.plans must be plans in which samples have all_tasks: ('samples', COUNT, True)",
-    command,
-    "--config.references.plans=(('samples', 2),)",
-  ),
-  (
     "--config.bopo.updates must be at most 41666 with this group_size",
     command,
     "--config.bopo.updates=41667",
