@@ -114,11 +114,6 @@ CASES = [
     "--config.router.max_tokens=471",
   ),
   (
-    "--config.bopo.updates must be at most 41666 with this group_size",
-    command,
-    "--config.bopo.updates=41667",
-  ),
-  (
     "--config.distributed.process must be below --config.distributed.processes",
     command,
     "--config.distributed.process=1",
