@@ -348,8 +348,8 @@ class BoPOConfig:
     (0.1, 0.3, 0.5, 0.7, 0.9), min_length=1
   )
   r_hard: float = not_negative(0.5, 100)
-  # The largest group and the most updates fit the range of seeds: VANILLA_BATCHES x 100 x
-  # 3,000 is below ROLLOUT_RANGE.
+  # The largest group and the most updates fit the range of seeds: VANILLA_BATCHES x 100
+  # x 3,000 is below ROLLOUT_RANGE.
   group_size: int = Field(8, ge=2, le=100)
   advantage_eps: float = positive(0.1, 100)
   advantage_clip: float = positive(5.0)
