@@ -491,14 +491,6 @@ class Config:
     is_valid = self.train_seeds <= self.evaluate.seeds
     requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
     require(is_valid, "train_seeds", requirement)
-    for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
-      for name, values in vars(getattr(self, section)).items():
-        if isinstance(values, tuple) and name not in ("widths", "clip"):
-          # A policy's key contains the value of a setting with six digits. Values that
-          # are equal in these digits would give the same key.
-          texts = {v if isinstance(v, str) else f"{v:g}" for v in values}
-          is_valid = len(texts) == len(values)
-          require(is_valid, f"{section}.{name}", "values that differ in six digits")
     return self
 
 

@@ -140,11 +140,6 @@ CASES = [
     "--config.train_seeds=4",
   ),
   (
-    "--config.bopo.lam must be values that differ in six digits",
-    command,
-    "--config.bopo.lam=(0.1, 0.1000001)",
-  ),
-  (
     "the file has no setting 'other': choose paper, or none",
     lambda tmp: alfworld.get_config("other"),
   ),

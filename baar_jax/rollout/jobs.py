@@ -90,7 +90,7 @@ def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
   for task in tasks:
     jobs += [Job(task, "profile", k) for k in range(config.profile.trials)]
     if task.split == "train":
-      for count in config.profile.robustness:
+      for count in dict.fromkeys(config.profile.robustness):
         jobs += [Job(task, "robustness", k) for k in new_trials(count)]
   return [Planned(spec, jobs) for spec in BOUNDARIES]
 
