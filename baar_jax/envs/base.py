@@ -407,9 +407,7 @@ def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
   Raises:
     ValueError: the kind or an option is wrong.
   """
-  checked = read_options(kind, options)
-  arguments = {"options": checked} if vars(checked) else {}
-  return load(kind)(**sizes, **arguments)
+  return load(kind)(**sizes, options=read_options(kind, options))
 
 
 def spread(count: int) -> list[int]:
