@@ -154,8 +154,7 @@ def find_usual(argv: list[str]) -> Config:
   usual = quickstart.get_config()
   if given["config.name"]:
     directory = Path(given["config.runs"] or usual.runs, given["config.name"])
-    if (directory / "config.json").is_file():
-      stored = read_config(directory)
+    if stored := read_config(directory):
       # A run may have been moved, and each command says how many processes it has.
       stored.runs, stored.distributed = str(directory.parent), usual.distributed
       return stored
