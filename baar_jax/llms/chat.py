@@ -437,9 +437,8 @@ class ChatAgent(Agent):
         spent_usd = cost.usd
         if outcome.kind == REPLY and not model.config.prompt_cache:
           cost.billed_usd = spent_usd
-          uncached = dataclasses.replace(
-            outcome.usage, cached_tokens=0, cache_write_tokens=0, hour_write_tokens=0
-          )
+          usage = outcome.usage
+          uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
           cost.usd = model.price.cost_usd(uncached)
         reply = None
         call = Call(
