@@ -21,8 +21,6 @@ from baar_jax.mesh import exchange
 # The file in a run's directory with what its episodes depend on, beside the policy.
 CONDITIONS = "conditions.json"
 RESTORE = "restore the run's directory from a copy, or choose another --config.name"
-# Number of episodes that the processes of a run exchange in one message.
-SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
@@ -365,15 +363,16 @@ class Store:
     """Copy a policy's episodes to the stores of all processes that lack them."""
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
-    missing = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    for start in range(0, len(missing), SYNC_CHUNK):
-      sent = stored.intersection(missing[start : start + SYNC_CHUNK])
-      texts = [episode.to_json() for episode in self.episodes(policy, sent)]
-      for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
-        key = (episode.task_id, episode.seed)
-        if key not in stored:
-          self.add(episode)
-          stored.add(key)
+    missing = set.union(*keys_of_process) - set.intersection(*keys_of_process)
+    if not missing:
+      return
+    sent = stored.intersection(missing)
+    texts = [episode.to_json() for episode in self.episodes(policy, sent)]
+    for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
+      key = (episode.task_id, episode.seed)
+      if key not in stored:
+        self.add(episode)
+        stored.add(key)
 
   def finish(self, stage: str) -> None:
     """Mark a stage as finished."""
