@@ -30,7 +30,6 @@ from baar_jax.store import (
 )
 
 TASK = Task("t", "train", "do it", 9)
-ENDLESS = Task("t", "train", "do it", -1)
 
 
 def damage_file(tmp: Path) -> None:
@@ -211,7 +210,6 @@ CASES = [
     TASK,
     TASK,
   ),
-  ("...kind=sandbox lists max_steps=-1 of 't': list 1 or more", list_tasks, ENDLESS),
   ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
     "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record...",
