@@ -431,8 +431,7 @@ class Loader:
       return ZeroShotPolicy(spec, judge, models)
     if row.needs == "optimum":
       exact = Exact(config.models, config.env.max_steps)
-      mu = FREE if spec.mu is None else spec.mu
-      return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
+      return RulePolicy(spec, exact.optimal_rule(spec.mu or FREE, spec.cap.calls))
     return RulePolicy(spec, row.rule)
 
   def _build_router(self, spec: PolicySpec) -> Policy:
