@@ -424,7 +424,8 @@ class DistributedConfig:
   Attributes:
     processes: Number of processes.
     process: Number of this process, from 0.
-    coordinator: Address HOST:PORT at which process 0 listens.
+    coordinator: Address HOST:PORT at which process 0 listens. "" leaves it to JAX,
+      which reads JAX_COORDINATOR_ADDRESS or the cluster's own variables.
     fsdp: Number of devices among which one copy of the parameters is divided; 0 is all
       devices.
   """
@@ -436,11 +437,9 @@ class DistributedConfig:
 
   @validator
   def _check(self) -> Self:
-    """Raise an error unless the process has a valid number and a coordinator."""
+    """Raise an error unless the process has a valid number."""
     is_valid = self.process < self.processes
     require(is_valid, "process", "below --config.distributed.processes")
-    is_valid = self.processes == 1 or self.coordinator
-    require(is_valid, "coordinator", "HOST:PORT at which process 0 listens")
     return self
 
 

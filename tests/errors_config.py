@@ -119,9 +119,9 @@ CASES = [
     "--config.distributed.process=1",
   ),
   (
-    "--config.distributed.coordinator must be HOST:PORT at which process 0 listens",
+    "--config.distributed.coordinator: String should match...",
     command,
-    "--config.distributed.processes=2",
+    "--config.distributed.coordinator=here",
   ),
   (
     "--config.models.names must be two or more models, the cheapest first",
