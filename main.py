@@ -175,11 +175,9 @@ def load_config(name: str) -> Config:
   if not os.path.isfile(path) and shipped_path.is_file():
     path = str(shipped_path)
   if not os.path.isfile(path):
-    files = shipped_path.parent.glob("*.py")
-    shipped = ",".join(sorted(file.stem for file in files))
     raise flags.Error(
-      f"--config={name}: no such file; take one of configs/{{{shipped}}}.py, or a file "
-      "with get_config()"
+      f"--config={name}: no such file; take one of configs/, or a file that has "
+      "get_config()"
     )
   try:
     config = runpy.run_path(path)["get_config"](*setting)

@@ -187,7 +187,7 @@ CASES = [
     "--config.bopo.lam=(0.3,)",
   ),
   (
-    "--config=none.py: no such file; take one of configs/{alfworld,...",
+    "--config=none.py: no such file; take one of configs/, or a file...",
     command,
     "--config=none.py",
   ),
