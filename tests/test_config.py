@@ -105,7 +105,7 @@ BAD = {
   "profile.trials references.samples evaluate.seeds": (
     1001,
   ),  # the next purpose has these seeds
-  "profile.robustness": ((2.5,), (3, 3), (45,)),
+  "profile.robustness": ((2.5,), (45,)),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much")),
   "baselines.rivals baselines.ablations": (("no-such",),),
   "sft.learning_rate bopo.r_hard": (
