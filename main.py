@@ -57,10 +57,7 @@ STAGES = {
   "baselines": train.baselines,
   "evaluate": evaluate.main,
   "report": evaluate.report,
-}
-# Stages that --stage=all does not run. They run in one process only.
-EXTRA = {
-  "export": train.export,
+  "export": train.export,  # --stage=all leaves it out.
 }
 
 
@@ -75,15 +72,18 @@ def main(command: tuple[Config, str]) -> int:
   """
   logging.set_verbosity(logging.WARNING)
   config, stage = command
-  stages = list(STAGES) if stage == "all" else [stage]
-  if stage == "all" and config.env.kind == RECORDED:
-    # These two play episodes, and a recorded run has no environment to play them in.
-    stages = [name for name in stages if name not in ("bopo", "baselines")]
+  stages = [stage]
+  if stage == "all":
+    left_out = ["export"]
+    if config.env.kind == RECORDED:
+      # These two play episodes, and a recorded run has no environment for them.
+      left_out += ["bopo", "baselines"]
+    stages = [name for name in STAGES if name not in left_out]
   try:
     validate(config)
-    if stage in EXTRA and config.distributed.processes > 1:
+    if stage == "export" and config.distributed.processes > 1:
       raise ValueError(
-        f"--stage={stage} runs in one process only: leave out --config.distributed"
+        "--stage=export runs in one process only: leave out --config.distributed"
       )
     if config.dry_run:
       plan.main(config, stages)
@@ -91,7 +91,7 @@ def main(command: tuple[Config, str]) -> int:
     plan.require_cap(config, stages)
     with contextlib.closing(Run(config)) as run:
       for name in stages:
-        (STAGES | EXTRA)[name](run)
+        STAGES[name](run)
   except CapReached as cap:
     print(
       f"stopped by --config.max_usd: {cap}; raise it and run the same command again",
@@ -126,7 +126,7 @@ def parse(
     argv: the command line, the program's name first.
     values: absl's flags. Only tests pass other flags than those of the process.
   """
-  stages = ["all", *STAGES, *EXTRA]
+  stages = ["all", *STAGES]
   stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
   try:
     config = read_flags(argv, find_usual(argv), values, load_config)
@@ -154,8 +154,7 @@ def find_usual(argv: list[str]) -> Config:
   usual = quickstart.get_config()
   if given["config.name"]:
     directory = Path(given["config.runs"] or usual.runs, given["config.name"])
-    if (directory / "config.json").is_file():
-      stored = read_config(directory)
+    if stored := read_config(directory):
       # A run may have been moved, and each command says how many processes it has.
       stored.runs, stored.distributed = str(directory.parent), usual.distributed
       return stored
@@ -176,11 +175,9 @@ def load_config(name: str) -> Config:
   if not os.path.isfile(path) and shipped_path.is_file():
     path = str(shipped_path)
   if not os.path.isfile(path):
-    files = shipped_path.parent.glob("*.py")
-    shipped = ",".join(sorted(file.stem for file in files))
     raise flags.Error(
-      f"--config={name}: no such file; take one of configs/{{{shipped}}}.py, or a file "
-      "with get_config()"
+      f"--config={name}: no such file; take one of configs/, or a file that has "
+      "get_config()"
     )
   try:
     config = runpy.run_path(path)["get_config"](*setting)

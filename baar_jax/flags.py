@@ -1,7 +1,7 @@
 """Read a configuration of dataclasses from the flags of a command line."""
 
 import contextlib
-import dataclasses
+import json
 import operator
 import os
 import re
@@ -13,10 +13,6 @@ from absl import flags
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
-NOT_PLAIN = (
-  "a value of the configuration is no plain value, contains itself, or is nested too "
-  "deeply: correct the file of --config"
-)
 # The type of a configuration.
 Settings = TypeVar("Settings")
 
@@ -47,11 +43,10 @@ def read_flags(
         "an argument does not begin with --: write --FIELD=VALUE, and quote spaces"
       )
     names = [word.partition("=")[0].lstrip("-") for word in argv]
-    repeated = [name for name in names if names.count(name) > 1]
-    for name in repeated:
+    for name in names:
       with contextlib.suppress(AttributeError):  # Not all words are fields.
         field = operator.attrgetter(name.removeprefix("config."))
-        if isinstance(field(config.value), tuple):
+        if names.count(name) > 1 and isinstance(field(config.value), tuple):
           raise flags.Error(f"--{name} is given twice: give all its values at once")
   except flags.Error as error:
     # A user may have written a key into the value of one of these fields, so their
@@ -70,15 +65,9 @@ def read_flags(
   except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
-    is_nested = isinstance(error, RecursionError)
-    problem = NOT_PLAIN if is_nested else f"{error.args[0]}; {name_file(usual)}"
-    raise ValueError(problem) from None
+    listing = f"{type(usual).__module__.replace('.', '/')}.py lists the fields"
+    raise ValueError(f"{error.args[0]}; {listing}") from None
   return config.value
-
-
-def name_file(config: object) -> str:
-  """Say which file lists the fields of a configuration's class."""
-  return f"{type(config).__module__.replace('.', '/')}.py lists the fields"
 
 
 def check_values(config: Settings) -> None:
@@ -90,34 +79,15 @@ def check_values(config: Settings) -> None:
     ValueError: a value is invalid; one line names the field and its rule.
   """
   try:
-    check_fields(config, name_file(config))
-    values = dataclasses.asdict(config)
-    checked = TypeAdapter(type(config)).validate_python(values)
+    text = json.dumps(config, default=vars)
+    checked = TypeAdapter(type(config)).validate_json(text)
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
-  except (RecursionError, TypeError):
-    raise ValueError(NOT_PLAIN) from None
+  except (TypeError, ValueError):
+    raise ValueError(
+      "a value of the configuration is no plain value: correct the file of --config"
+    ) from None
   vars(config).update(vars(checked))
-
-
-def check_fields(section: object, listing: str) -> None:
-  """Raise an error if a configuration file assigned a field that does not exist.
-
-  Args:
-    section: the configuration, or one of its sections.
-    listing: says where the fields are listed.
-
-  Raises:
-    ValueError: a section has an attribute that is no field of its class.
-  """
-  fields = {field.name for field in dataclasses.fields(section)}
-  for name, value in vars(section).items():
-    if name in fields and dataclasses.is_dataclass(value):
-      check_fields(value, listing)
-    elif name not in fields:
-      raise ValueError(
-        f"Field {name} not found on dataclass {type(section).__name__}; {listing}"
-      )
 
 
 def check_variables(field: str, names: Sequence[str]) -> None:

@@ -14,15 +14,14 @@ import numpy as np
 from flax import nnx
 from pydantic import TypeAdapter
 
-from baar_jax.conditioned import fit
-from baar_jax.conditioned.heads import Heads, Scale
+from baar_jax.conditioned.heads import Heads, Nets, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.learn.batches import ACTED, SAMPLED, Batcher, Encoder, Labels
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import open_billing, prices_of
 from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner, count_all_steps
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
@@ -41,13 +40,7 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import PolicySpec, Purpose, seed_of
-from baar_jax.router.inputs import (
-  BUCKETS,
-  DIRECTIONS,
-  TERMS,
-  StateReader,
-  Vocabulary,
-)
+from baar_jax.router.inputs import StateReader, Vocabulary
 from baar_jax.router.network import InputsEncoder
 from baar_jax.router.policy import ARGMAX, Threshold
 from baar_jax.router.qwen2 import check_finite, softmax
@@ -324,12 +317,10 @@ def load_vocabulary(files: RouterFiles) -> Vocabulary:
   """Load the statistics of stored episodes that a run has learned.
 
   Raises:
-    ValueError: the file is missing or damaged, or another version has written it.
+    ValueError: the file is missing or damaged.
   """
   with _open_arrays(files.directory / VOCABULARY, "references") as arrays:
     directions_HxC, mean_D, spread_D, texts = arrays
-    if directions_HxC.shape != (BUCKETS, DIRECTIONS):
-      raise ValueError("another version wrote it")
     return Vocabulary(
       directions_HxC, *TEXTS.validate_json(texts.item()), mean_D, spread_D
     )
@@ -345,17 +336,12 @@ def load_heads(files: RouterFiles) -> Heads:
   """Load the value heads of a training.
 
   Raises:
-    ValueError: the file is missing or damaged, or another version has written it.
+    ValueError: the file is missing or damaged.
   """
-  models = len(files.config.models.names)
   with _open_arrays(files.checkpoints("value") / HEADS, "value") as leaves:
-    zeros_D = np.zeros(leaves[0].shape[1] - TERMS)
-    scale = Scale(zeros_D, zeros_D, *np.zeros(3), fit.QUANTILES)
-    draw = functools.partial(fit.draw_start, files.config.value, models=models, seed=0)
-    expected, structure = jax.tree.flatten(jax.eval_shape(draw, scale))
-    if [*map(np.shape, expected)] != [*map(np.shape, leaves)]:
-      raise ValueError("another version wrote it")
-    return jax.tree.unflatten(structure, leaves)
+    # Each of the two networks has three layers of weights and a bias.
+    layers = [*zip(leaves[:12:2], leaves[1:12:2])]
+    return Heads(Nets(layers[:3], layers[3:]), Scale(*leaves[12:]))
 
 
 def _save_arrays(path: Path, *arrays: np.ndarray | str) -> None:
@@ -436,7 +422,7 @@ class Loader:
     if row.needs == "heads":
       heads = load_heads(self.files)
       weights = config.value.cost_weights
-      values = ValueFunction(heads, weights, self.files.billing, row.pick)
+      values = ValueFunction(heads, weights, open_billing(config.models), row.pick)
       reader = StateReader(load_vocabulary(self.files))
       return ConditionedPolicy(spec, reader, values)
     if row.needs == "judge":
@@ -445,8 +431,7 @@ class Loader:
       return ZeroShotPolicy(spec, judge, models)
     if row.needs == "optimum":
       exact = Exact(config.models, config.env.max_steps)
-      mu = FREE if spec.mu is None else spec.mu
-      return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
+      return RulePolicy(spec, exact.optimal_rule(spec.mu or FREE, spec.cap.calls))
     return RulePolicy(spec, row.rule)
 
   def _build_router(self, spec: PolicySpec) -> Policy:

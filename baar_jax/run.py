@@ -268,14 +268,11 @@ class SelfPlay:
       listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
     tasks = [*itertools.chain(*listings)]
     task_id, count = Counter(task.id for task in tasks).most_common(1)[0]
-    problem = ""
     if count > 1:
-      problem = f"the task {task_id!r} twice: list each task once, in one split"
-    for task in tasks:
-      if task.max_steps < 1:
-        problem = f"max_steps={task.max_steps} of {task.id!r}: list 1 or more"
-    if problem:
-      raise ValueError(f"--config.env.kind={self._config.env.kind} lists {problem}")
+      raise ValueError(
+        f"--config.env.kind={self._config.env.kind} lists the task {task_id!r} twice: "
+        "list each task once, in one split"
+      )
     for name, tasks in zip(SPLITS, listings):
       self._store.put_tasks(name, tasks)
 

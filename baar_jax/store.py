@@ -21,8 +21,6 @@ from baar_jax.mesh import exchange
 # The file in a run's directory with what its episodes depend on, beside the policy.
 CONDITIONS = "conditions.json"
 RESTORE = "restore the run's directory from a copy, or choose another --config.name"
-# Number of episodes that the processes of a run exchange in one message.
-SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
@@ -136,17 +134,14 @@ class Store:
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
-      # A new file has no table of episodes, and the version 0.
-      is_new = not list(self._db.execute("PRAGMA table_info(episodes)"))
-      is_new = is_new and not version
-      if is_new:
+      if not version:  # A new file has the version 0.
         self._create()
     except sqlite3.Error as error:
       raise ValueError(
         f"{path} is no episode store that SQLite can use ({error}): "
         "free disk space, restore the file from a copy, or move it away"
       ) from error
-    if not is_new and version != VERSION:
+    if version not in (0, VERSION):
       raise ValueError(
         f"{path} was made by an older or a newer version of this program: "
         "choose another --config.name"
@@ -368,15 +363,16 @@ class Store:
     """Copy a policy's episodes to the stores of all processes that lack them."""
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
-    missing = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    for start in range(0, len(missing), SYNC_CHUNK):
-      sent = stored.intersection(missing[start : start + SYNC_CHUNK])
-      texts = [episode.to_json() for episode in self.episodes(policy, sent)]
-      for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
-        key = (episode.task_id, episode.seed)
-        if key not in stored:
-          self.add(episode)
-          stored.add(key)
+    missing = set.union(*keys_of_process) - set.intersection(*keys_of_process)
+    if not missing:
+      return
+    sent = stored.intersection(missing)
+    texts = [episode.to_json() for episode in self.episodes(policy, sent)]
+    for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
+      key = (episode.task_id, episode.seed)
+      if key not in stored:
+        self.add(episode)
+        stored.add(key)
 
   def finish(self, stage: str) -> None:
     """Mark a stage as finished."""
@@ -429,19 +425,15 @@ def read_config(directory: Path) -> Config | None:
     The configuration, or None if the directory has none.
 
   Raises:
-    ValueError: config.json cannot be read, the store is missing, or a file is a named
-      pipe or a device. Without the store, the dollars that the run has spent are
-      unknown.
+    ValueError: config.json cannot be read, or the store is missing. Without the store,
+      the dollars that the run has spent are unknown.
   """
-  for entry in directory.rglob("*"):
-    if entry.is_fifo() or entry.is_char_device():
-      raise ValueError(f"{entry} is not a regular file: {RESTORE}")
   path = directory / "config.json"
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_python(json.loads(path.read_bytes()))
-  except (ValueError, RecursionError):
+    stored = TypeAdapter(Config).validate_json(path.read_bytes())
+  except ValidationError:
     raise ValueError(
       f"{path} is damaged, or was made by an older version: {RESTORE}"
     ) from None

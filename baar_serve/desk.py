@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baar_jax.decide import Decider
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.provider import FAILED, PRESUMED
-from baar_jax.rollout.jobs import cap_spec
+from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
 from baar_serve.records import Conversation, Purse, State, read_usage
@@ -256,7 +256,9 @@ class Desk:
     """Find the policy whose key a conversation's episode is stored under."""
     spec = self._deciders[selected.rule].policy.spec
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
-    return cap_spec(spec, cap)
+    if spec == ALWAYS_LARGE and cap:
+      return PolicySpec(FIRST_LARGE, cap=cap)
+    return spec.under(cap)
 
   def list_totals(self, client: str | None, minute: float) -> list[dict]:
     """Add up the dollars of all time, of today (UTC), by model and by policy.

@@ -14,7 +14,7 @@ from baar_jax.rollout.jobs import (
   list_profile,
   stratified_spec,
 )
-from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, PolicySpec, seed_of
+from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import Store
 
 # The splits of five successive new tasks of clients. The next five tasks get the same
@@ -82,7 +82,8 @@ def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
     for spec, jobs in list_profile(config, [task]):
       if spec.key == policy:
         profile_seeds = [job.seed for job in jobs]
-  later_seeds = itertools.count(seed_of(PURPOSE_OF_SPLIT[task.split], 0))
+  purpose = "rollout" if task.split == "train" else task.split
+  later_seeds = itertools.count(seed_of(purpose, 0))
   return itertools.chain(profile_seeds, later_seeds)
 
 

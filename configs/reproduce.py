@@ -1,7 +1,7 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
 The environment is ScienceWorld. The settings :alfworld, :appworld and :sandbox choose
-other environments. The setting :paper-costs bills ScienceWorld's calls without prompt
+other environments. --config.models.prompt_cache=False bills the calls without prompt
 caches, as the paper does.
 """
 
@@ -16,7 +16,6 @@ SETTINGS = {
   "alfworld": alfworld,
   "appworld": appworld,
   "sandbox": sandbox,
-  "paper-costs": quickstart,
 }
 
 
@@ -24,7 +23,7 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "alfworld", "appworld", "sandbox" or "paper-costs"; "" is ScienceWorld.
+    setting: "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   c = SETTINGS[setting].get_config()
@@ -54,9 +53,7 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
-  if setting == "paper-costs":
-    c.models.prompt_cache = False
-  if setting in ("", "paper-costs"):
+  if not setting:
     # More tasks helped on dev more than more samples of each.
     c.env.train_tasks = 240
     c.env.dev_tasks = 60

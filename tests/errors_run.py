@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -31,7 +30,6 @@ from baar_jax.store import (
 )
 
 TASK = Task("t", "train", "do it", 9)
-ENDLESS = Task("t", "train", "do it", -1)
 
 
 def damage_file(tmp: Path) -> None:
@@ -188,11 +186,6 @@ CASES = [
     lambda run: (run / "config.json").write_text("{"),
   ),
   (
-    "TMP/tiny/metrics.jsonl is not a regular file: restore...",
-    change_run,
-    lambda run: os.mkfifo(run / "metrics.jsonl"),
-  ),
-  (
     "TMP/tiny/episodes.sqlite is missing or empty...dollars are unknown: restore...",
     change_run,
     lambda run: (run / "episodes.sqlite").unlink(),
@@ -217,7 +210,6 @@ CASES = [
     TASK,
     TASK,
   ),
-  ("...kind=sandbox lists max_steps=-1 of 't': list 1 or more", list_tasks, ENDLESS),
   ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
     "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record...",
@@ -262,9 +254,5 @@ CASES = [
   (
     "always-LARGE must cost more and score more...(5.0, 0.6) and (5.0, 0.4)...",
     lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),
-  ),
-  (
-    "got costs [nan] and scores [0.5]...",
-    lambda tmp: frontier.pareto([float("nan")], [0.5]),
   ),
 ]

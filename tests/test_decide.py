@@ -46,7 +46,7 @@ def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypat
     monkeypatch.setattr("baar_jax.decide.time.monotonic", lambda now_s=now_s: now_s)
     router.decide(messages)
     outlooks = billing.forecast_calls(spy.history, 100, 10)
-    warm.append([outlook.warm_tokens > 9_000 for outlook in outlooks])
+    warm.append([outlook.usd < outlook.cold_usd for outlook in outlooks])
     extend(messages, "go", "A door.")
   assert warm == [[False, False], [True, False], [True, True], [False, False]]
 

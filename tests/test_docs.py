@@ -105,7 +105,7 @@ def test_commands_have_flags_stages_and_modules_that_exist(page):
   text = page.read_text()
   flags = [name.rstrip(".") for name in FLAG.findall(text)]
   assert [name for name in flags if not is_setting(name)] == []
-  assert {*STAGE.findall(text)} <= {"all", *main.STAGES, *main.EXTRA}
+  assert {*STAGE.findall(text)} <= {"all", *main.STAGES}
   for module in MODULE.findall(text):
     assert importlib.util.find_spec(module), module
 

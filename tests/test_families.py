@@ -25,7 +25,7 @@ def config():
   config.value.cost_weights = (0.1,)
   config.value.capped_cost_weights = (0.5,)
   config.evaluate.thresholds = (0.25, 0.5)
-  config.evaluate.call_budgets = (2,)
+  config.evaluate.call_budgets = (2, 2)
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
   config.baselines = BaselinesConfig(rivals, ("no-reference",))
   return config

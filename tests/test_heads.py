@@ -12,7 +12,7 @@ from baar_jax.router.inputs import describe
 
 def test_calls_left_by_hand():
   """A call costs $0.5 now and $0.2 when it is repeated; nothing cached, it costs $0.6."""
-  outlook = Outlook(0, usd=0.5, repeat_usd=0.2, cold_usd=0.6)
+  outlook = Outlook(usd=0.5, repeat_usd=0.2, cold_usd=0.6)
   for cap, left in [
     (Cap(), np.inf),
     (Cap(3).after(episode(models="LS").steps), 2),

@@ -15,7 +15,6 @@ from baar_jax.llms.prices import (
   Price,
   Read,
   cached_tokens,
-  cost_usd,
   find_row,
   open_billing,
   prices_of,
@@ -57,12 +56,6 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   # * 0.3 + 10 * 15 = 384,150 millionths
   assert price.cost_usd(Usage(200_000, 80_000, 10)) == pytest.approx(0.38415)
   assert price.worst_case_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
-
-
-@pytest.mark.parametrize("usage", [(10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])
-def test_an_impossible_usage_is_an_error(usage):
-  with pytest.raises(ValueError, match="is impossible"):
-    cost_usd("gpt-4.1", Usage(*usage))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +120,11 @@ def act(model, prompt_tokens, latency_s=0.0):
   return Step("x" * 40, model, "act", [call])
 
 
+def warm_tokens(outlook):
+  """Count the cached tokens of a call, which cost half a millionth less each."""
+  return round(2e6 * (outlook.cold_usd - outlook.usd))
+
+
 def test_two_models_in_turn_are_warm_apart():
   """Observations have 10 tokens, replies 90; a step takes 90 / 90 + 1 s."""
   price = Price(1.0, 0.5, 2.0)
@@ -134,21 +132,21 @@ def test_two_models_in_turn_are_warm_apart():
   steps = [act(SMALL, 2000), act(LARGE, 2100), act(SMALL, 2200), act(SMALL, 2300)]
   outlooks = [billing.forecast_calls(steps[:n], 1500, 50) for n in range(1, 5)]
   # The first prompt has 1,500 tokens, the second 2,000 + 90 + 10. SMALL has read 2,000.
-  warm = [[outlook.warm_tokens for outlook in pair] for pair in outlooks]
+  warm = [[*map(warm_tokens, pair)] for pair in outlooks]
   assert warm == [[0, 0], [1920, 0], [1920, 2048], [2176, 2048]]
   assert outlooks[0][LARGE].usd == pytest.approx((1500 + 100) / 1e6)
   # A repeated call finds 2,048 of 2,100 tokens warm: 52 + 1,024 + 100 millionths.
   usd = (180 + 960 + 100) / 1e6
-  assert outlooks[1][SMALL] == pytest.approx(Outlook(1920, usd, 1176 / 1e6, 2200 / 1e6))
+  assert outlooks[1][SMALL] == pytest.approx(Outlook(usd, 1176 / 1e6, 2200 / 1e6))
 
 
 def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
-  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT), step_s=2.0)
+  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT))
   for latency_s, warm in ((297.9, 1920), (298.1, 0)):
-    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 3.0), act(LARGE, 2200)]
-    # SMALL's prompt was read at 0 s; its reply takes 1 s, and each step 2 s.
+    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 1.0), act(LARGE, 2200)]
+    # SMALL's prompt was read at 0 s; its reply and each step take 1 s.
     small, large = billing.forecast_calls(steps, 1500, 50)
-    assert (small.warm_tokens, large.warm_tokens) == (warm, 2048)
+    assert (warm_tokens(small), warm_tokens(large)) == (warm, 2048)
 
 
 def test_a_run_without_prompt_caches_has_no_rules():

@@ -14,7 +14,7 @@ from baar_jax.envs.appworld.adapter import AppWorldErrors
 from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
 from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
-from baar_jax.llms.prices import open_billing
+from baar_jax.llms.prices import Billing, prices_of
 from baar_jax.llms.scripted import Account, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 
@@ -94,7 +94,6 @@ def test_each_environment_reads_the_type_of_a_task(errors, task_id, task_type):
 class Room(Env):
   """An environment whose state never changes."""
 
-  cache_rule = CacheRule(min_tokens=24, block_tokens=4, lifetime_s=2.5)
   system_prompt = "s" * 40
   code_actions = False
   oracle = staticmethod(lambda: critical(5))
@@ -129,7 +128,7 @@ def test_replies_repeat_and_tokens_follow_from_the_text():
 
 
 def test_prompt_caches_are_billed_by_hand():
-  """The cache of Room has 24 tokens at least, in steps of 4, for 2.5 seconds."""
+  """The caches have 24 tokens at least, in steps of 4, for 2.5 seconds."""
   spent = []
 
   @contextlib.contextmanager
@@ -138,8 +137,8 @@ def test_prompt_caches_are_billed_by_hand():
     yield cost
     spent.append((bound_usd, cost.usd))
 
-  billing = open_billing(ModelsConfig(), Room.cache_rule, Room.step_s)
-  account = Account(billing, reserve)
+  rule = CacheRule(min_tokens=24, block_tokens=4, lifetime_s=2.5)
+  account = Account(Billing(prices_of(ModelsConfig()), (rule, rule)), reserve)
   # Prompts of 20, 30, 40, ... tokens, each the start of the next.
   messages = [{"content": "s" * 80}]
   usages = []

@@ -18,7 +18,7 @@ from baar_jax.config import Config
 from baar_jax.envs.base import ERROR_WORDS, load
 from baar_jax.episode import Episode
 from baar_jax.rivals.families import FAMILIES
-from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned, cap_spec, list_profile
+from baar_jax.rollout.jobs import FIRST_LARGE, Planned, list_profile
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
@@ -49,7 +49,7 @@ def measure(run: Run) -> dict[str, float]:
   gap = figures["large"] - figures["small"]
   steps = np.mean([len(episode.steps) for episode in large])
   for share in SHARES[run.config.env.kind]:
-    spec = cap_spec(ALWAYS_LARGE, Cap(round(share * steps)))
+    spec = PolicySpec(FIRST_LARGE, cap=Cap(round(share * steps)))
     capped = play(boundaries[0]._replace(spec=spec))
     figures[f"first-large {share}"] = (mean_score(capped) - figures["small"]) / gap
   figures["weaker alone"] = np.mean(

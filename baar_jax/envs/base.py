@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baar_jax.envs.engines import Engine
-from baar_jax.episode import CacheRule, Task
+from baar_jax.episode import Task
 
 # Words of a result that tell of an error (our choice).
 ERROR_WORDS = re.compile(
@@ -181,7 +181,6 @@ class Env:
       With an engine, `Options` needs the field `data`.
     metric: the meaning of SR in the report: "success" is the rate of success, "score"
       the mean score.
-    has_optimum: whether rivals/optimum.py can compute the best policy.
     prompt_growth: estimated tokens that each step adds to the prompt. A dry run uses
       this estimate while the run has no episodes.
     episodes_per_process: the most live episodes that may share a child process; None is
@@ -194,15 +193,12 @@ class Env:
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
     scores_steps: whether `score` is informative and cheap after every step.
-    step_s: seconds that a step of the environment takes in simulated time (our choice).
-    cache_rule: the prompt caches' rule in this environment; None is each model's own.
   """
 
   Options: type = NoOptions
   Errors: type = DifficultyErrors
   engine: Engine | None = None
   metric = "success"
-  has_optimum = False
   prompt_growth = 150
   episodes_per_process: int | None = None
   needs_process = True
@@ -212,8 +208,6 @@ class Env:
   system_prompt: str
   code_actions = False
   scores_steps = False
-  step_s = 1.0
-  cache_rule: CacheRule | None = None
 
   def __init__(
     self,
@@ -413,9 +407,7 @@ def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
   Raises:
     ValueError: the kind or an option is wrong.
   """
-  checked = read_options(kind, options)
-  arguments = {"options": checked} if vars(checked) else {}
-  return load(kind)(**sizes, **arguments)
+  return load(kind)(**sizes, options=read_options(kind, options))
 
 
 def spread(count: int) -> list[int]:

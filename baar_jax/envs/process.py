@@ -48,7 +48,7 @@ MAX_ANSWERS = 400_000  # limit of a run's memory; ScienceWorld's take about 0.5 
 
 # What each method or attribute of an environment gives.
 RESULTS = {
-  "tasks": "a list with one Task or more",
+  "tasks": "a list with one Task or more, each with max_steps of 1 or more",
   "reset": "a text",
   "step": "(text, bool)",
   "score": "a number in [0, 1]",
@@ -70,9 +70,10 @@ def _is_right(name: str, result: Any) -> bool:
 
 
 def _is_task(task: object) -> bool:
-  """Return whether a value is a Task with fields of the right types."""
+  """Return whether a value is a Task with valid fields."""
   types = [str, str, str, int]
-  return type(task) is Task and [*map(type, vars(task).values())] == types
+  is_task = type(task) is Task and [*map(type, vars(task).values())] == types
+  return is_task and task.max_steps > 0
 
 
 def answer_requests(scratch: str, kind: str, kwargs: str) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
 import sys
@@ -17,8 +16,6 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from baar_jax.config import Config
-from baar_jax.envs import base
-from baar_jax.llms.prices import Billing, open_billing
 from baar_jax.rollout.jobs import SFT
 
 # The ablation that trains its own SFT router, because it changes the references.
@@ -62,12 +59,6 @@ class RouterFiles:
   def sft_family(self) -> str:
     """Return the family of the SFT router that the training starts from."""
     return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
-
-  @functools.cached_property
-  def billing(self) -> Billing:
-    """Return the prices and prompt caches of the models."""
-    env = base.load(self.config.env.kind)
-    return open_billing(self.config.models, env.cache_rule, env.step_s)
 
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.

@@ -96,7 +96,6 @@ class ChatPair:
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
     models = range(len(self.names))
     self.models = [ChatModel(self, config, index, index) for index in models]
-    self.prices = tuple(model.price for model in self.models)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
@@ -108,16 +107,12 @@ class ChatPair:
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], "ChatAgent"]:
     """Prepare the judge, the model that a zero-shot router asks.
 
-    Its dollars have a prompt cache only if those of the models to choose from have one.
-
     Args:
       config: the configuration of this model.
 
     Returns:
       A function that starts an agent for a task, a seed and the episode's `reserve`.
     """
-    prompt_cache = self.models[0].config.prompt_cache
-    config = dataclasses.replace(config, prompt_cache=prompt_cache)
     judge = ChatModel(self, config, 0, len(self.names))
     self.models.append(judge)
     return functools.partial(ChatAgent, judge)
@@ -448,9 +443,8 @@ class ChatAgent(Agent):
         spent_usd = cost.usd
         if outcome.kind == REPLY and not model.config.prompt_cache:
           cost.billed_usd = spent_usd
-          uncached = dataclasses.replace(
-            outcome.usage, cached_tokens=0, cache_write_tokens=0, hour_write_tokens=0
-          )
+          usage = outcome.usage
+          uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
           cost.usd = model.price.cost_usd(uncached)
         reply = None
         call = Call(

@@ -31,7 +31,7 @@ SURROUNDINGS = re.compile(
 # Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
 # choice); the types of such parts, and the fields that hold their data or address.
 PART_TOKENS = 50_000
-PART_KINDS = (
+MEDIA = (
   "image_url",
   "video_url",
   "audio_url",
@@ -41,18 +41,11 @@ PART_KINDS = (
   "document",
   "input_image",
   "input_file",
-)
-PART_FIELDS = {
-  "image_url",
-  "video_url",
-  "audio_url",
-  "input_audio",
-  "file",
   "file_data",
   "file_id",
   "file_url",
   "source",
-}
+)
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
@@ -257,8 +250,8 @@ def bound_tokens(value: object, count: Callable[[str], int] = count_bytes) -> in
     return sum(bound_tokens(entry, count) for entry in value)
   if not isinstance(value, dict):
     return 4 * VALUE_TOKENS
-  data = value.keys() & PART_FIELDS
-  if value.get("type") in PART_KINDS and data:
+  data = value.keys() & MEDIA
+  if value.get("type") in MEDIA and data:
     rest = [entry for name, entry in value.items() if name not in data]
     source = value.get("source")
     # The source of a document may be a text.

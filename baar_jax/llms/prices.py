@@ -59,22 +59,13 @@ class Price:
     return (prompt_tokens * prompt_price + completion_tokens * output_price) / 1e6
 
   def cost_usd(self, usage: Usage) -> float:
-    """Compute the dollars of a call.
-
-    Raises:
-      ValueError: a count is negative, or cached and written tokens exceed the prompt.
-    """
+    """Compute the dollars of a call whose usage is possible; see `Meter.usage`."""
     for start, price in reversed(self.tiers):
       if usage.prompt_tokens > start:
         return price.cost_usd(usage)
     written = usage.cache_write_tokens
     cached = usage.cached_tokens
     fresh = usage.prompt_tokens - cached - written
-    if min(fresh, cached, written, usage.completion_tokens) < 0:
-      raise ValueError(
-        f"{usage} is impossible: a count is negative, or cached and written tokens "
-        "exceed the prompt. Correct the counts."
-      )
     write_price = self.input if self.cache_write is None else self.cache_write
     prompt = fresh * self.input + cached * self.cached_input + written * write_price
     prompt += usage.hour_write_tokens * (HOUR_WRITE * self.input - write_price)
@@ -208,6 +199,7 @@ TINY_USD = 1e-9
 # Generated tokens per second of SMALL and of LARGE (paper, "Latency Analysis").
 SMALL_RATE = 90.0
 LARGE_RATE = 80.0
+STEP_S = 1.0  # Seconds of simulated time that an environment's step takes (our choice).
 # Tokens are estimated from characters, because the tokenizers of API models are not
 # available offline (our choice).
 CHARS_PER_TOKEN = 4
@@ -259,14 +251,12 @@ class Outlook(NamedTuple):
   """A forecast of a model's next call.
 
   Attributes:
-    warm_tokens: tokens of its prompt that the model's prompt cache holds.
     usd: expected dollars of the call.
     repeat_usd: expected dollars of another call of the model right after it.
     cold_usd: worst case of the call with these tokens: nothing is cached, and the
       highest price of all tiers holds. A reservation may assume more tokens.
   """
 
-  warm_tokens: int
   usd: float
   repeat_usd: float
   cold_usd: float
@@ -279,12 +269,10 @@ class Billing:
   Attributes:
     prices: the price of each model, cheapest first.
     rules: the rule of each model's prompt cache; None caches nothing.
-    step_s: seconds that a step of the environment takes.
   """
 
   prices: tuple[Price, ...]
   rules: tuple[CacheRule | None, ...]
-  step_s: float = 1.0
 
   def bill(
     self,
@@ -339,7 +327,7 @@ class Billing:
     for number, step in enumerate(steps):
       if number:
         prompt_tokens += count_tokens(step.observation)
-        now_s += self.step_s
+        now_s += STEP_S
       if step.started_s is not None:
         now_s = step.started_s
       if number == len(steps) - 1:
@@ -361,27 +349,20 @@ class Billing:
       newest = [Read(prompt_tokens, now_s)]
       repeat = self.bill(model, newest, prompt_tokens, reply_tokens, now_s)
       cold_usd = self.prices[model].worst_case_usd(prompt_tokens, reply_tokens)
-      outlooks.append(
-        Outlook(call.usage.cached_tokens, call.cost_usd, repeat.cost_usd, cold_usd)
-      )
+      outlooks.append(Outlook(call.cost_usd, repeat.cost_usd, cold_usd))
     return outlooks
 
 
-def open_billing(
-  config: ModelsConfig, cache_rule: CacheRule | None = None, step_s: float = 1.0
-) -> Billing:
+def open_billing(config: ModelsConfig) -> Billing:
   """Collect the prices and the prompt caches of a run's models.
 
   Args:
     config: the configuration of the models.
-    cache_rule: the environment's `cache_rule`; None takes each model's own.
-    step_s: the environment's `step_s`.
 
   Raises:
     ValueError: a model has no list price.
   """
   rules = []
   for name in config.names:
-    rule = cache_rule or find_row(CACHE_RULES, name)
-    rules.append(rule if config.prompt_cache else None)
-  return Billing(prices_of(config), tuple(rules), step_s)
+    rules.append(find_row(CACHE_RULES, name) if config.prompt_cache else None)
+  return Billing(prices_of(config), tuple(rules))

@@ -18,6 +18,7 @@ from baar_jax.episode import SMALL, Call, Reply, Reserve, Task
 from baar_jax.llms.history import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
+  STEP_S,
   Billing,
   Read,
   count_tokens,
@@ -48,9 +49,7 @@ class ScriptedPair:
       ValueError: a model has no list price.
     """
     self.names = config.names
-    self._config = config
-    self._env = env
-    self._billing = open_billing(config, env.cache_rule, env.step_s)
+    self._billing = open_billing(config)
     self._errors = errors or env.Errors(len(config.names))
 
   def start(
@@ -69,11 +68,9 @@ class ScriptedPair:
   ) -> Callable[[Task, int, Reserve], "ScriptedJudge"]:
     """Prepare a scripted judge: a rule at the price of the model in `config`.
 
-    The judge stands in for the strong model that a zero-shot router asks. It has a
-    prompt cache only if the models to choose from have one.
+    The judge stands in for the strong model that a zero-shot router asks.
     """
-    config = dataclasses.replace(config, prompt_cache=self._config.prompt_cache)
-    billing = open_billing(config, self._env.cache_rule, self._env.step_s)
+    billing = open_billing(config)
 
     def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
       """Start the judge in an episode."""
@@ -146,7 +143,7 @@ class Account:
 
   def _now_s(self, step: int) -> float:
     """Return the time of the next call at a step, in seconds."""
-    return self.replies_s + step * self.billing.step_s
+    return self.replies_s + step * STEP_S
 
 
 def _count_shared_tokens(

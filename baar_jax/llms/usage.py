@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from baar_jax.episode import Usage
 
@@ -67,19 +67,9 @@ class Meter:
     Returns:
       The object; None if the text is not one.
     """
-    repeated = []
-
-    def read_object(pairs: list[tuple[str, object]]) -> dict:
-      """Read an object of the JSON text, and note whether a key occurs twice."""
-      fields = dict(pairs)
-      repeated.append(len(fields) < len(pairs))
-      return fields
-
-    fields = read_json(text, read_object)
+    fields = read_json(text)
     if fields is None:
       return None
-    if any(repeated):
-      self.problem = "a key occurs twice"
     # The events of a stream may have the answer, and so the usage, in a field.
     for holder in (fields, fields.get("response"), fields.get("message")):
       if isinstance(holder, dict):
@@ -172,17 +162,10 @@ class Meter:
     return Usage(prompt, cached, completion, written, hour)
 
 
-def read_json(
-  text: str | bytes, read_object: Callable[[list], dict] | None = None
-) -> dict | None:
-  """Read a JSON object; return None if the text is not one, or has NaN or infinities.
-
-  Args:
-    text: the JSON text.
-    read_object: makes each object from its pairs of a name and a value.
-  """
+def read_json(text: str | bytes) -> dict | None:
+  """Read a JSON object; return None if the text is none, or has NaN or infinities."""
   try:
-    fields = json.loads(text, object_pairs_hook=read_object)
+    fields = json.loads(text)
     json.dumps(fields, allow_nan=False)
   except (ValueError, RecursionError):
     return None

@@ -154,7 +154,8 @@ def list_specs(config: Config) -> list[PolicySpec]:
       specs += points.free
       for cap in call_caps * points.calls + usd_caps * points.usd:
         specs += [spec.under(cap) for spec in points.capped]
-  return specs
+  # Values that are equal in six digits give the same key, and so are one policy.
+  return [*{spec.key: spec for spec in specs}.values()]
 
 
 def list_trained(config: Config, training_seed: int = 0) -> list[PolicySpec]:

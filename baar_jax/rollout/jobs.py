@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Job, PolicySpec
 
 SFT = "sft"
 BOPO = "bopo"
@@ -37,13 +37,6 @@ LABELS = {
 def label_family(family: str) -> str:
   """Return a policy family's name for readers; by default the family itself."""
   return LABELS.get(family, family)
-
-
-def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
-  """Return the same policy under a cap; always-LARGE becomes First-Large."""
-  if spec == ALWAYS_LARGE and cap:
-    return PolicySpec(FIRST_LARGE, cap=cap)
-  return spec.under(cap)
 
 
 class Planned(NamedTuple):
@@ -97,7 +90,7 @@ def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
   for task in tasks:
     jobs += [Job(task, "profile", k) for k in range(config.profile.trials)]
     if task.split == "train":
-      for count in config.profile.robustness:
+      for count in dict.fromkeys(config.profile.robustness):
         jobs += [Job(task, "robustness", k) for k in new_trials(count)]
   return [Planned(spec, jobs) for spec in BOUNDARIES]
 

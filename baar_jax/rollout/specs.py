@@ -28,7 +28,6 @@ FIRST_SEED: dict[Purpose, int] = {
 }
 # The purposes for which only untrained policies play.
 UNTRAINED: tuple[Purpose, ...] = ("profile", "reference", "exploration", "robustness")
-PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 
 
 def seed_of(purpose: Purpose, trial: int, training_seed: int = 0) -> int:

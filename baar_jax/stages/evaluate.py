@@ -142,16 +142,14 @@ def choose_on_dev(
   capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
   of_bopo = capped[capped.family == BOPO]
-  of_bopo = of_bopo[of_bopo.lam.isin(find_outer(config.bopo.lam))]
+  # Of several cost weights, the smallest and the largest are compared.
+  lams = config.bopo.lam
+  outer = [min(lams), max(lams)] if len(lams) > 1 else []
+  of_bopo = of_bopo[of_bopo.lam.isin(outer)]
   by_lam = of_bopo.groupby(["lam", *BUDGETS], dropna=False).merit.idxmax()
   chosen = {*typical.values(), *best, *by_lam}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen]
   return Choice(mean, listed, main, [*best], [*by_lam], vertices, typical)
-
-
-def find_outer(lams: Sequence[float]) -> list[float]:
-  """Return the smallest and the largest of several cost weights; none of one."""
-  return [min(lams), max(lams)] if len(lams) > 1 else []
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from baar_jax.conditioned import fit
-from baar_jax.config import ABLATIONS, Config, SFTConfig
+from baar_jax.config import ABLATIONS, Config
 from baar_jax.episode import Episode
 from baar_jax.learn.batches import ACTED, Batcher, Labels, draw_batches
 from baar_jax.learn.checkpoint import Checkpoints, check_metrics
@@ -53,7 +53,6 @@ class Lesson(NamedTuple):
 
   Attributes:
     stage: the name of the training in the log.
-    settings: the settings of the training.
     draw: returns a new iterator over batches of episodes, one batch for each update.
     dev: the episodes of the loss on dev; if there are none, the loss of the last update
       counts.
@@ -61,7 +60,6 @@ class Lesson(NamedTuple):
   """
 
   stage: str
-  settings: SFTConfig
   draw: Callable[[], Iterator[list[Episode]]]
   dev: list[Episode]
   labels: Labels = ACTED
@@ -136,7 +134,7 @@ def _prepare_sft(run: Run, files: RouterFiles) -> Lesson:
   # The dev batch has at least as many episodes as there are dev tasks.
   dev_episodes = max(settings.batch_episodes, sum(map(len, dev)))
   dev_batch = next(mix_batches(*dev, dev_episodes, seed=seed))
-  return Lesson(SFT, settings, draw, dev_batch)
+  return Lesson(SFT, draw, dev_batch)
 
 
 def _load_reference_pools(
@@ -199,13 +197,12 @@ def _prepare_rival(run: Run, files: RouterFiles, name: str) -> Lesson:
     len(config.models.names),
   )
   labels, episodes = learns.learn(trials)
-  settings = config.sft
   dev_ids = {task.id for task in run.store.tasks("dev")}
   train = [e for e in episodes if e.task_id not in dev_ids]
   dev = [e for e in episodes if e.task_id in dev_ids]
   seed = f"{config.seed}|{name}"
-  draw = functools.partial(draw_batches, train, settings.batch_episodes, seed)
-  return Lesson(name, settings, draw, dev, labels)
+  draw = functools.partial(draw_batches, train, config.sft.batch_episodes, seed)
+  return Lesson(name, draw, dev, labels)
 
 
 @dataclasses.dataclass
@@ -246,7 +243,7 @@ def train_stored(
     if progress.finished:
       return
     lesson = prepare()
-    settings = lesson.settings
+    settings = files.config.sft
     trainer, batcher = _open_trainer(run, files, lesson)
     best = Best(trainer.copy_params(), progress.dev_loss, progress.best_update)
     done = checkpoints.last_update
@@ -292,7 +289,7 @@ def _open_trainer(
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batcher = Batcher(files.config, encoder, tasks, lesson.labels)
   model = load_initial(files, encoder)
-  optimizer = sft_optimizer(lesson.settings)
+  optimizer = sft_optimizer(files.config.sft)
   trainer = Trainer(model, encoder, sft_batch_loss, optimizer, files.mesh)
   return trainer, batcher
 

@@ -156,7 +156,6 @@ def test_what_is_billed_is_booked(case):
 @pytest.mark.parametrize(
   "texts, problem",
   [
-    (['{"usage": {"prompt_tokens": 9, "prompt_tokens": 9}}'], "twice"),
     (['{"usage": {"prompt_tokens": 9}}', '{"usage": {"prompt_tokens": 8}}'], "shrinks"),
     (['{"service_tier": "priority"}', '{"service_tier": "default"}'], "tier"),
     (['{"usage": {"service_tier": "priority"}}'], "tier"),

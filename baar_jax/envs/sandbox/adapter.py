@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.envs.base import Env, Errors, Lapse, Oracle
-from baar_jax.episode import CacheRule, Task
+from baar_jax.episode import Task
 
 
 class SandboxErrors(Errors):
@@ -154,10 +154,8 @@ class Sandbox(Env):
 
   Errors = SandboxErrors
   needs_process = False
-  has_optimum = True
   # The prompts are too short for the rules of real providers. The cache outlives an
   # episode, so the cost of a call depends on the steps of the calls before it only.
-  cache_rule = CacheRule(min_tokens=64, block_tokens=16, lifetime_s=3600.0)
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   rules = RULES
 
