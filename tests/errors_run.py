@@ -255,4 +255,8 @@ CASES = [
     "always-LARGE must cost more and score more...(5.0, 0.6) and (5.0, 0.4)...",
     lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),
   ),
+  (
+    "got costs [nan] and scores [0.5]...",
+    lambda tmp: frontier.pareto([float("nan")], [0.5]),
+  ),
 ]

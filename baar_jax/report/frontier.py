@@ -23,14 +23,16 @@ def pareto(cost_P: ArrayLike, score_P: ArrayLike) -> np.ndarray:
   least one of them is better. Equal points do not dominate each other.
 
   Args:
-    cost_P: the points' costs, all finite.
-    score_P: the points' scores, all finite.
+    cost_P: the points' costs.
+    score_P: the points' scores.
 
   Returns:
     Indices by ascending cost; points of equal cost are in the order of their indices.
+
+  Raises:
+    ValueError: a number is not finite, or the arrays have different lengths.
   """
-  costs_P = np.asarray(cost_P)
-  scores_P = np.asarray(score_P)
+  costs_P, scores_P = _points(cost_P, score_P)
   # Equal points are as good as each other. They do not dominate each other.
   as_good_PxP = (costs_P <= costs_P[:, None]) & (scores_P >= scores_P[:, None])
   dominated_P = (as_good_PxP & ~as_good_PxP.T).any(axis=1)
@@ -112,11 +114,11 @@ def vertices(
     Indices of the policies, by ascending cost.
 
   Raises:
-    ValueError: always-LARGE does not cost more and score more than always-SMALL.
+    ValueError: as in `pareto`, or always-LARGE does not cost more and score more than
+      always-SMALL.
   """
   limits = [small[0], large[0]]
-  costs_P = np.array([*limits, *cost_P])
-  scores_P = np.array([small[1], large[1], *score_P])
+  costs_P, scores_P = _points([*limits, *cost_P], [small[1], large[1], *score_P])
   if large[0] <= small[0] or large[1] <= small[1]:
     raise ValueError(
       "always-LARGE must cost more and score more than always-SMALL, "
@@ -135,6 +137,27 @@ def vertices(
     hull.append(p)
   policies = np.array(hull, dtype=int) - 2
   return policies[policies >= 0]
+
+
+def _points(cost_P: ArrayLike, score_P: ArrayLike) -> list[np.ndarray]:
+  """Check the costs and the scores, and return them as arrays.
+
+  Raises:
+    ValueError: as in `pareto`.
+  """
+  costs_P = np.asarray(cost_P, np.float64)
+  scores_P = np.asarray(score_P, np.float64)
+  points = [costs_P, scores_P]
+  if (
+    costs_P.ndim != 1
+    or costs_P.shape != scores_P.shape
+    or not np.isfinite(points).all()
+  ):
+    raise ValueError(
+      f"got costs {costs_P.tolist()!s:.80} and scores {scores_P.tolist()!s:.80}: "
+      "pass a finite cost and a finite score for each point"
+    )
+  return points
 
 
 class Draws(NamedTuple):
