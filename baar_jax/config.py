@@ -488,6 +488,10 @@ class Config:
     """Raise an error unless the settings of different sections fit together."""
     self.baselines.judge.prompt_cache = self.models.prompt_cache
     has_choice = len(self.models.names) > 1
+    if self.models.kind == "scripted":
+      require(
+        self.env.kind != RECORDED, "models.kind", f"chat with env.kind={RECORDED}"
+      )
     require(has_choice, "models.names", "two or more models, the cheapest first")
     require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
     is_valid = self.train_seeds <= self.evaluate.seeds

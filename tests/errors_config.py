@@ -124,6 +124,11 @@ CASES = [
     "--config.distributed.coordinator=here",
   ),
   (
+    "--config.models.kind must be chat with env.kind=recorded",
+    command,
+    "--config.env.kind=recorded",
+  ),
+  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.kind=chat",
