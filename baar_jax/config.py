@@ -195,7 +195,7 @@ class RouterConfig:
       none.
     dtype: Type of numbers that the router computes in. Parameters are float32.
     view: Text that the router reads: "transcript" is one growing text per episode,
-      "paper" is the paper's prompt at every step.
+      "paper" is a prompt with the paper's fields at every step.
     max_tokens: Largest number of tokens of a text. A longer text loses its oldest
       steps.
     description_tokens: Number of tokens to which the task's description is cut.
@@ -355,7 +355,7 @@ class BoPOConfig:
   # x 3,000 is below ROLLOUT_RANGE.
   group_size: int = Field(8, ge=2, le=100)
   advantage_eps: float = positive(0.1, 100)
-  advantage_clip: float = positive(5.0)
+  advantage_clip: float = positive(5.0, 1e12)
   reference_guided: bool = True
   kl_beta: float = not_negative(0.04, 100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")

@@ -5,15 +5,10 @@ The models are scripted. Settings:
 - paper: the paper's models, GPT-4.1 mini and GPT-4.1.
 - llama: the paper's Llama 3.1 models, at upstream endpoints of your own.
 
-The :paper setting of each environment differs from the paper in these points:
-
-- Dev tasks choose the reported policies.
-- The router reads one growing text per episode (--config.router.view=transcript).
-  --config.router.view=paper gives it the paper's prompt.
-- The paper does not state the numbers of updates, so they are our choice.
-- The paper's ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and
-  named: env.options.train_ids and env.options.test_ids (docs/environments.md). Without
-  them, the same number of tasks of AgentGym's types comes from the engine's own splits.
+docs/evaluation.md lists where the :paper settings depart from the paper. Its
+ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and named:
+env.options.train_ids and env.options.test_ids (docs/environments.md). Without them, the
+same number of tasks of AgentGym's types comes from the engine's own splits.
 """
 
 from baar_jax import config

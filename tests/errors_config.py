@@ -78,7 +78,7 @@ CASES = [
     lambda tmp: command("README.md"),
   ),
   (
-    "--config.max_usd is 0...cost money: about $30,499.32 and 73.7 hours by the dry...",
+    "--config.max_usd is 0...cost money: about $71,598.49 and 174.0 hours by the dry...",
     command,
     "--config=configs/sciworld.py:paper",
   ),

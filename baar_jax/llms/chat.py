@@ -441,7 +441,7 @@ class ChatAgent(Agent):
           # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
           cost.usd = model.price.cost_usd(outcome.usage)
         spent_usd = cost.usd
-        if outcome.kind == REPLY and not model.config.prompt_cache:
+        if outcome.kind != PRESUMED and not model.config.prompt_cache:
           cost.billed_usd = spent_usd
           usage = outcome.usage
           uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
