@@ -77,7 +77,7 @@ def test_the_page_adds_up_what_large_would_have_cost(client):
   ):
     assert words in page
   # all, today, SMALL, LARGE and their policies
-  saved = re.findall(r'"saved usd">\$0.000(\d+)', page)
+  saved = re.findall(r'"saved_usd">\$0.000(\d+)', page)
   assert saved == ["116", "116", "116", "000", "116", "000"]
 
 
