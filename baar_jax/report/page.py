@@ -21,6 +21,7 @@ MUTED = "#5f6875"
 # Matplotlib's markers of the families' lines, by order of appearance.
 MARKERS = "*ovs^Dp<h>P"
 STYLE = {
+  "axes.axisbelow": True,
   "axes.grid": True,
   "axes.spines.top": False,
   "axes.spines.right": False,
@@ -292,7 +293,7 @@ def draw_difficulty(results: Results) -> Figure:
   figure = Figure(figsize=(5.6, 3.2), layout="constrained")
   axes = figure.subplots()
   axes.set(ylabel="share of the dollars")
-  shares.rename(index=results.label).T.rename(lambda name: name[:-6]).plot.bar(
-    ax=axes, rot=0
-  )
+  bars = shares.rename(index=results.label).T.rename(lambda name: name[:-6])
+  bars.plot.bar(ax=axes, rot=0, legend=False)
+  figure.legend(loc="outside upper center", ncols=3)
   return figure
