@@ -13,7 +13,7 @@ from tools import gpu_check
 def test_all_figures_are_measured_and_stored(tmp_path, monkeypatch):
   config = sciworld.get_config("paper")
   config.router = tiny.config(tmp_path).router
-  config.router.max_tokens = 412
+  config.router.max_tokens = 444
   monkeypatch.setattr(sciworld, "get_config", lambda _: config)
   task = dataclasses.replace(gpu_check.TASK, max_steps=2)
   for name, value in {"ROWS": 2, "STEPS": 2, "TASK": task, "pass_tests": bool}.items():

@@ -90,7 +90,8 @@ def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
   np.testing.assert_allclose(x_SxI[2, -9:], expected, rtol=1e-6)
   # Nothing tells which models acted.
   same = observe((1, 9), (0, 29), (1, 99))
-  np.testing.assert_array_equal(InputsEncoder(VOCABULARY, 2).encode(TASK, same), x_SxI)
+  (same_SxI,) = InputsEncoder(VOCABULARY, 2).encode(TASK, same)
+  np.testing.assert_array_equal(same_SxI, x_SxI)
   # A new network prefers no answer.
   logits = encoder.build(0)(jnp.asarray(x_SxI[None]))
   assert logits.shape == (1, 3, 2) and not logits.any()
