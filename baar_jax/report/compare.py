@@ -331,7 +331,7 @@ def judge_claims(results: Results) -> pd.DataFrame:
     A row per claim.
   """
   data = results.data
-  gains = {}
+  gains = {}  # by claim, in each resample
   for claim in CLAIMS:
     better_B = resample_area(data, results.choice, claim.better, data.sr)
     worse_B = resample_area(data, results.choice, claim.worse, data.sr)
@@ -359,7 +359,7 @@ def judge_claims(results: Results) -> pd.DataFrame:
   return pd.DataFrame(rows)
 
 
-def compare_lams(data: Evaluation, by_lam: Sequence[str]) -> dict[str, pd.Series]:
+def compare_lams(data: Evaluation, by_lam: Sequence[str]) -> dict[str, np.ndarray]:
   """Compare BoPO's smallest and largest `lam` under the smallest and largest cap K.
 
   Args:

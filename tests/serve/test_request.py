@@ -45,7 +45,7 @@ def test_sessions_have_the_names_that_agents_give(
 # The messages that agents write before the task.
 QWEN = """This is the Qwen Code. We are setting up the context for our chat.
 Today's date is Friday.
-/work/
+/project/
 └───a.py"""
 PREAMBLES = {
   "codex": [user("<environment_context>\n<cwd>/a</cwd>\n</environment_context>")],
