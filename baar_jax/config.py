@@ -13,7 +13,6 @@ ZERO_SHOT = "zero-shot"  # The rival that asks its judge at every step.
 ABLATIONS = {
   "no-stratified": ("references.clone_large", True),
   "no-reference": ("bopo.reference_guided", False),
-  "with-reference": ("bopo.reference_guided", True),
   "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
 # Largest number of tokens that each router.view adds to a step's texts.

@@ -17,11 +17,9 @@ def get_config() -> config.Config:
   c.references.samples = 8
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=100, micro_episodes=64, learning_rate=3e-3)
-  # Chosen on dev tasks of the sandbox, for vanilla RL too, and the baseline in both
-  # environments; see docs/evaluation.md.
+  # Chosen on dev tasks of the sandbox, for vanilla RL too; see docs/evaluation.md.
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
-    reference_guided=False,
     learning_rate=3e-3,
     last_rate=0.05,
     vanilla_learning_rate=3e-3,

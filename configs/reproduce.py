@@ -46,13 +46,25 @@ def get_config(setting: str = "") -> config.Config:
   c.baselines = dataclasses.replace(
     c.baselines,
     rivals=sciworld.RIVALS + ours * (setting == "sandbox"),
-    ablations=("no-stratified", "with-reference", "no-hard-bonus"),
+    ablations=sciworld.ABLATIONS,
   )
   # Every router is evaluated with the same rules: the more probable model acts, or
   # LARGE acts at one of these shares of the stored training decisions.
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
+  if setting in ("", "alfworld"):
+    # An episode takes a tenth of a second of a core, so there are fewer of each kind.
+    c.profile.robustness = (3,)
+    c.bopo.updates = 50
+    c.evaluate.shares = (0.3, 0.45, 0.6)
+  if setting == "alfworld":
+    c.env.dev_tasks = 60
+    c.env.test_tasks = 100
+    c.references.plans = tuple(
+      plan._replace(count=count)
+      for plan, count in zip(c.references.plans, (8, 4, 4), strict=True)
+    )
   if not setting:
     # Many tasks with few samples of each; their gain on dev is within its error.
     c.env.train_tasks = 240
@@ -60,9 +72,5 @@ def get_config(setting: str = "") -> config.Config:
     c.env.test_tasks = 100
     # No published table has any of these 100 test tasks, nor has the default run.
     c.env.options["skip_test_variations"] = 72
-    # An episode takes a tenth of a second of a core, so there are fewer of each kind.
-    c.profile.robustness = (3,)
     c.references = config.ReferencesConfig(samples=8)
-    c.bopo.updates = 50
-    c.evaluate.shares = (0.3, 0.45, 0.6)
   return c

@@ -25,7 +25,6 @@ def get_config() -> config.Config:
   c.sft = config.SFTConfig(updates=60, micro_episodes=64, learning_rate=3e-3)
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
-    reference_guided=False,
     learning_rate=3e-3,
     last_rate=0.05,
     vanilla_learning_rate=3e-3,

@@ -78,7 +78,6 @@ CLAIMS = (
   Claim("BoSFT's frontier is above vanilla RL's", SFT, VANILLA),
   Claim("stratified samples fill the frontier", COMPARED, "no-stratified"),
   Claim("the reference raises the frontier", COMPARED, "no-reference"),
-  Claim("the reference raises the frontier", "with-reference", COMPARED),
   Claim("the bonus of hard tasks raises it", COMPARED, "no-hard-bonus"),
   Claim("First-Large is above random mixes", FIRST_LARGE, ""),
 )

@@ -474,7 +474,6 @@ FAMILIES = {
   # Each ablation is BoPO without one part.
   "no-stratified": _ablation("no-stratified", "no stratified sampling"),
   "no-reference": _ablation("no-reference", "no reference advantage"),
-  "with-reference": _ablation("with-reference", "reference advantage"),
   "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus"),
   # This row is for tables: BoPO's points without a cap, as ablations have them.
   jobs.COMPARED: Family("BoPO at the same λ"),
