@@ -50,6 +50,7 @@ from baar_jax.router.weights import load_pretrained
 from baar_jax.store import Store
 
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
+DEFAULT = "default.npz"  # The name of the file with the default cost weight.
 VOCABULARY = "vocabulary.npz"  # The name of the file with the vocabulary.
 # The part of the vocabulary that is stored as text: idf, new_idf and rarities.
 TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
@@ -344,6 +345,29 @@ def load_heads(files: RouterFiles) -> Heads:
     return Heads(Nets(layers[:3], layers[3:]), Scale(*leaves[12:]))
 
 
+def save_default(files: RouterFiles, cost_weight: float) -> None:
+  """Write the cost weight that the budget-conditioned router uses by default.
+
+  The file is beside the value heads, and has one number (float64) as NumPy stores it.
+  """
+  path = files.checkpoints("value") / DEFAULT
+  _save_arrays(path, np.array(cost_weight))
+
+
+def load_default(files: RouterFiles) -> float:
+  """Load the default cost weight; without the file it is the smallest one.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  path = files.checkpoints("value") / DEFAULT
+  if not path.exists():
+    return min(files.config.value.cost_weights)
+  with _open_arrays(path, "evaluate") as arrays:
+    (cost_weight,) = arrays
+    return float(cost_weight)
+
+
 def _save_arrays(path: Path, *arrays: np.ndarray | str) -> None:
   """Write arrays to a file, which gets its name when it is complete."""
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -476,8 +500,9 @@ class Loader:
 def open_router(files: RouterFiles, rows: int) -> Policy:
   """Open the router that a run has trained.
 
-  The budget-conditioned router is preferred, then BoPO's router with the first cost
-  weight, then the SFT router. Routers that are not trained are passed over.
+  The budget-conditioned router with its default cost weight is preferred, then BoPO's
+  router with the first cost weight, then the SFT router. Routers that are not trained
+  are passed over.
 
   Args:
     files: the routers of a run.
@@ -495,5 +520,5 @@ def open_router(files: RouterFiles, rows: int) -> Policy:
   spec = dataclasses.replace(router, threshold=ARGMAX)
   conditioned = [s for s in families.list_specs(config) if s.family == CONDITIONED]
   if conditioned and files.checkpoints("value").exists():
-    spec = conditioned[0]
+    spec = dataclasses.replace(conditioned[0], cost_weight=load_default(files))
   return Loader(files, rows).build(spec)

@@ -30,6 +30,7 @@ from baar_jax.run import Run
 from baar_jax.store import read_run, require_file
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
+from baar_serve.desk import NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.request import ROUTER, ClientKey
@@ -74,7 +75,8 @@ class Opening:
     """
     try:
       opening = functools.partial(open_policies, self._config, self._run)
-      app = build(self._config, self._run, await wait_for_thread(opening))
+      policies = await wait_for_thread(opening)
+      app = build(self._config, self._run, policies)
       # What is open now stays open. All calls would wait while Python looks for garbage
       # among it.
       gc.collect()
@@ -83,6 +85,9 @@ class Opening:
       self.error = error
       server.should_exit = True
       return
+    weight = policies[self._config.policy].spec.cost_weight
+    if weight is not None:
+      ready += f" The model name {NAME} stands for {NAME}:cost_weight={weight:g}."
     async with app.router.lifespan_context(app):
       self._app = app
       self._run.print(ready)

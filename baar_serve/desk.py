@@ -73,11 +73,10 @@ class Desk:
     self._deciders = deciders
     policy_of_name = {}
     for rule, decider in deciders.items():
-      weights = decider.policy.cost_weights
-      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
-        rule, min(weights, default=None)
-      )
-      for weight in weights:
+      policy = decider.policy
+      usual = SelectedPolicy(rule, policy.spec.cost_weight)
+      policy_of_name[f"{NAME}:{rule}"] = usual
+      for weight in policy.cost_weights:
         policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
     usual = policy_of_name[f"{NAME}:{config.policy}"]
     self.policies = {NAME: usual} | policy_of_name

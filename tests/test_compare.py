@@ -80,6 +80,33 @@ def test_a_family_has_one_row_under_each_budget():
   assert row.startswith("2 77.5 +22.5 [") and row.endswith("] 55.0")
 
 
+@pytest.mark.parametrize(
+  "scores, weight",
+  [
+    # Of four tasks each lost one is exactly one standard error: 1/4.
+    ({0.0: ALL, 0.5: TWO, 1.0: ONE}, 0.5),
+    # Two lost are 2/4, and their standard error is 0.29.
+    ({0.0: ALL, 1.0: ONE}, 0.0),
+    # The gaps 0.1, 0.1, 0.1 and 0 have the mean 0.075, and the standard error 0.025.
+    ({0.0: ALL, 1.0: (0.9, 0.9, 0.9, 0.0)}, 0.0),
+    ({0.0: ALL, 0.5: ALL, 1.0: ALL}, 1.0),
+    ({0.0: ONE, 0.5: TWO, 1.0: ALL}, 1.0),
+    ({}, None),
+  ],
+)
+def test_dev_chooses_the_cheapest_weight_near_the_best_score(scores, weight):
+  """A weight of 0 plays LLLL, of 0.5 SLLL and of 1 SSLL. A capped policy is left out."""
+  models = {0.0: "LLLL", 0.5: "SLLL", 1.0: "SSLL"}
+  listed = [*BOUNDARIES, FEW[3]]
+  for cost_weight, each in scores.items():
+    spec = PolicySpec("conditioned", cost_weight=cost_weight)
+    listed.append(Played(spec, models[cost_weight], each))
+    listed.append(Played(spec.under(Cap(0)), "SSSS", ALL))
+  choice = choose_on_dev(fill(listed), specs(listed), config())
+  assert getattr(choice.default, "cost_weight", None) == weight
+  assert weight is None or choice.default in choice.entries
+
+
 def test_the_choice_does_not_depend_on_test():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.

@@ -7,7 +7,7 @@ import tiny
 
 from baar_jax.config import BaselinesConfig
 from baar_jax.episode import SMALL
-from baar_jax.open import Loader
+from baar_jax.open import Loader, open_router, save_default
 from baar_jax.rivals.families import FAMILIES, list_specs, zero_shot_spec
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
 from baar_jax.rollout.specs import Job
@@ -63,6 +63,13 @@ def test_every_policy_plays_every_dev_task_within_its_cap(run):
       first, *rest = (step.model for step in e.steps)
       if spec.family == "first-large":
         assert first == 1 and not any(rest)
+
+
+def test_the_weight_that_dev_chose_is_the_default_of_the_router(run):
+  choice = choose_on_dev(run.store, list_specs(run.config), run.config)
+  assert open_router(run.files(), 1).spec == choice.default
+  save_default(run.files(), 0.2)
+  assert open_router(run.files(), 1).spec.cost_weight == 0.2
 
 
 def test_a_reused_episode_is_what_the_policy_would_have_played(run):

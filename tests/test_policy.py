@@ -178,9 +178,9 @@ def test_a_threshold_weighs_the_dollars_of_three_models():
 
 @pytest.mark.parametrize(
   "weight, cap_conditioned, left, unit",
-  # Without a cost weight the least one counts, and a cap-blind policy sees no cap. At
-  # cost weight 1 a dollar weighs 1/2 / 0.005, at 0.25 it weighs 1/5 / 0.005.
-  [(1.0, False, np.inf, 100), (None, True, 2, 40)],
+  # A cap-blind policy sees no cap. At cost weight 1 a dollar weighs 1/2 / 0.005, at 0.25
+  # it weighs 1/5 / 0.005.
+  [(1.0, False, np.inf, 100), (0.25, True, 2, 40)],
 )
 def test_heads_read_cap_and_weight_and_the_dollars_of_a_switch(
   monkeypatch, weight, cap_conditioned, left, unit

@@ -59,8 +59,7 @@ class ConditionedPolicy(Policy):
 
   Attributes:
     cost_weights: The cost weights that an episode may name. If an episode names none,
-      the policy's cost weight counts. If the policy has none, the least of these
-      counts.
+      the policy's cost weight counts.
   """
 
   def __init__(self, spec: PolicySpec, reader: StateReader, values: ValueFunction):
@@ -115,8 +114,9 @@ class ConditionedPolicy(Policy):
       steps, scale.opening_tokens, scale.reply_tokens
     )
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
-    weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
-    weight = next(weight for weight in weights if weight is not None)
+    weight = live.cost_weight
+    if weight is None:
+      weight = self.spec.cost_weight
     calls_left = np.float64(count_calls_left(left, outlooks[-1]))
     score_weight = 1 / (1 + np.float64(weight))
     terms_T = describe(calls_left, score_weight, progress_P)

@@ -130,6 +130,8 @@ class Choice(NamedTuple):
       upper hull on dev. Policies with a cap on dollars are left out.
     typical: by family that also plays without a cap, the key of the policy on its hull
       in SR nearest to the middle of the boundaries' costs. Ablations are left out.
+    default: the default policy of the budget-conditioned router; None if the run has
+      none.
   """
 
   dev: pd.DataFrame
@@ -139,6 +141,7 @@ class Choice(NamedTuple):
   by_lam: list[str]
   vertices: dict[tuple[str, str], list[str]]
   typical: dict[str, str]
+  default: PolicySpec | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

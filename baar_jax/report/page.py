@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jinja2
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from baar_jax.config import EnvConfig
@@ -85,9 +84,8 @@ FOLDS = (
     "A claim holds if the interval of its gain is above 0, and does not hold if it is "
     "below 0. The gain is the difference of two areas; under caps of SR / 100; for "
     "dollars the share spent on hard tasks minus the share of these tasks. Rivals and "
-    "ablations of one training seed add no chance of training to it. The figure has a "
-    "point per training task, red where SMALL costs more.",
-    "boundary_usd",
+    "ablations of one training seed add no chance of training to it. The gain of the "
+    "last row is the share of the training tasks.",
   ),
   Fold(
     "What each part of BoPO is worth",
@@ -174,10 +172,6 @@ def write(results: Results, directory: Path) -> Path:
       file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
       figures[metric] = save(draw_frontier(results, metric), file)
     figures["difficulty"] = save(draw_difficulty(results), directory / "difficulty.png")
-    if len(results.boundary_usd):
-      figures["boundary_usd"] = save(
-        draw_boundary_usd(results), directory / "boundary_usd.png"
-      )
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
@@ -261,22 +255,6 @@ def draw_frontier(results: Results, metric: str) -> Figure:
       axes.hlines(p[metric], p.cost_usd_low, p.cost_usd_high, **faint)
       axes.vlines(p.cost_usd, p[f"{metric}_low"], p[f"{metric}_high"], **faint)
   figure.legend(loc="outside upper center", ncols=2)
-  return figure
-
-
-def draw_boundary_usd(results: Results) -> Figure:
-  """Draw always-LARGE's median dollars against always-SMALL's, a point per task.
-
-  Tasks on which SMALL costs more are red (paper: cost inversions).
-  """
-  small, large = results.boundary_usd.to_numpy().T
-  figure = Figure(figsize=(4.2, 4.0), layout="constrained")
-  axes = figure.subplots()
-  axes.set(xscale="log", yscale="log")
-  axes.set(xlabel="always-SMALL, $ per task", ylabel="always-LARGE, $ per task")
-  axes.scatter(small, large, s=9, c=np.where(small > large, "red", "C0"))
-  ends = [min(small.min(), large.min()), max(small.max(), large.max())]
-  axes.plot(ends, ends, "--", color=MUTED)
   return figure
 
 

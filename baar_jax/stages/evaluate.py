@@ -9,13 +9,14 @@ import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.llms.ledger import read_spent
-from baar_jax.open import Loader, check_trained, load_profiles
+from baar_jax.open import Loader, check_trained, load_profiles, save_default
 from baar_jax.paper.references import Profile, measure_robustness
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
   METRICS,
+  Evaluation,
   count_cut_answers,
   load_split,
   run_ledger,
@@ -39,11 +40,15 @@ from baar_jax.store import BUDGETS, Store
 def main(run: Run) -> None:
   """Collect the episodes of every policy on dev, then of the chosen ones on test.
 
-  Their episodes on dev decide which policies are chosen.
+  Their episodes on dev decide which policies are chosen, and which cost weight the
+  budget-conditioned router uses by default.
   """
   specs = run.source.policies(list_specs(run.config), check_trained)
   _collect(run, specs, "dev")
-  _collect(run, choose_on_dev(run.store, specs, run.config).entries, "test")
+  choice = choose_on_dev(run.store, specs, run.config)
+  if choice.default and run.is_main:
+    save_default(run.files(), choice.default.cost_weight)
+  _collect(run, choice.entries, "test")
 
 
 def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
@@ -108,7 +113,8 @@ def choose_on_dev(
   - each family's policy with the highest sum of SR and success under each cap (our
     choice), and BoPO's with the smallest and the largest `lam` (paper: two rows of its
     main table),
-  - a typical policy of each family (see `Choice`).
+  - a typical policy of each family (see `Choice`),
+  - the default policy of the budget-conditioned router (see `choose_default`).
 
   Of equal policies the cheapest is chosen, and of equally cheap ones the first.
   Episodes on test play no part, so that the results on test are unbiased.
@@ -147,9 +153,35 @@ def choose_on_dev(
   outer = [min(lams), max(lams)] if len(lams) > 1 else []
   of_bopo = of_bopo[of_bopo.lam.isin(outer)]
   by_lam = of_bopo.groupby(["lam", *BUDGETS], dropna=False).merit.idxmax()
+  free = {s.key: s for s in planned if s.family == CONDITIONED and not s.cap}
+  default = free.get(choose_default(data, [*free])) if free else None
   chosen = {*typical.values(), *best, *by_lam}.union(*vertices.values())
-  listed = [spec for spec in planned if spec.key in chosen]
-  return Choice(mean, listed, main, [*best], [*by_lam], vertices, typical)
+  listed = [spec for spec in planned if spec.key in chosen or spec is default]
+  return Choice(mean, listed, main, [*best], [*by_lam], vertices, typical, default)
+
+
+def choose_default(data: Evaluation, names: Sequence[str]) -> str:
+  """Choose the default policy of the budget-conditioned router (our choice).
+
+  It is the cheapest of some policies whose mean score is at most one
+  standard error below the highest (the rule of Breiman et al. 1984 for pruning trees).
+  The standard error is that of the mean over tasks of the difference to the policy with
+  the highest score, so it is paired by task: all policies play the same tasks, and a
+  task that is hard for all of them says nothing about their difference. A policy that
+  loses one task of N is exactly one standard error below, and is near enough.
+
+  Args:
+    data: the evaluation on dev.
+    names: keys of the router's policies without a cap.
+
+  Returns:
+    The key of the policy.
+  """
+  usd_P = data.per_task("cost_usd").mean(axis=1)[names]
+  score_PxN = data.per_task("score").loc[names]
+  gap_PxN = score_PxN.loc[score_PxN.mean(axis=1).idxmax()] - score_PxN
+  error_P = gap_PxN.sem(axis=1).fillna(0.0)  # One task has no standard error.
+  return usd_P[gap_PxN.mean(axis=1) <= error_P + 1e-9].idxmin()
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:

@@ -164,9 +164,9 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
   """routed(**serve): a client whose router picks LARGE at a cost weight below 0.3."""
-  spec = PolicySpec("conditioned", update=3, cap_conditioned=True)
+  spec = PolicySpec("conditioned", update=3, cost_weight=0.5, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
-  router.cost_weights = (0.5, 0.1)
+  router.cost_weights = (0.1, 0.5)
   monkeypatch.setattr("baar_serve.__main__.open_router", lambda *args: router)
   (tmp_path / "served").mkdir()
   (tmp_path / "served" / "vocabulary.npz").touch()
@@ -182,7 +182,7 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   models = []
   for name in (*names, "baar:K=5:cost_weight=0.50"):
     models.append(client.chat(name, model=name).json()["model"])
-  assert models == ["small", "large", "large", "small"]
+  assert models == ["small", "large", "small", "small"]
   assert client.session(name)["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
   listed = client.http.get("/v1/models").json()["data"]
   assert {*names} < {model["id"] for model in listed}
