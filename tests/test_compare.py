@@ -241,7 +241,9 @@ def test_rows_of_a_hard_budget_have_gains_over_each_family(every):
   assert rows.gain_points.tolist() == pytest.approx(gains, nan_ok=True)
   other = rows.loc["single-turn"]
   assert other.gain_points_low == 0 < other.gain_points_high
-  assert rows.policy["bopo"] == CAPPED and math.isnan(rows.use_share["always-small"])
+  assert rows.policy["bopo"] == CAPPED
+  # Always-LARGE makes 4 LARGE calls, and K allows 1.
+  assert rows.use_share[["always-small", "always-large"]].tolist() == [0.0, 4.0]
 
 
 def test_an_episode_lost_to_an_error_is_left_out_for_all():

@@ -387,7 +387,8 @@ def compare_lams(data: Evaluation, by_lam: Sequence[str]) -> dict[str, np.ndarra
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
   """Return the figures of each family under each cap K.
 
-  The boundary policies, which have no cap, are in the rows of every K. A row has the
+  The boundary policies, which have no cap, are in the rows of every K, with their LARGE
+  calls as a share of K, as in the paper's Table 1. A row has the
   figures of the family's best policy on dev under the cap, or of the best of BoPO's
   smallest or largest `lam`. `gain_points` is the main family's SR under the cap minus
   the row's SR, paired by task.
@@ -409,7 +410,9 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
     # If the main family has no policy under this cap, the mean is NaN, so every gain is
     # NaN too.
     gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
-    groups.append(group.assign(K=int(K)).join(intervals("gain_points", gain_PxB)))
+    use_share = group.use_share.fillna(group.large_calls / K)
+    group = group.assign(K=int(K), use_share=use_share)
+    groups.append(group.join(intervals("gain_points", gain_PxB)))
   return pd.concat(groups, ignore_index=True)
 
 
