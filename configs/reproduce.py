@@ -59,6 +59,9 @@ def get_config(setting: str = "") -> config.Config:
     c.bopo.updates = 50
     c.evaluate.shares = (0.3, 0.45, 0.6)
   if setting == "alfworld":
+    # The paper has its ablations in ScienceWorld.
+    c.baselines.ablations = ()
+    c.bopo.updates = 30
     c.env.dev_tasks = 60
     c.env.test_tasks = 100
     c.references.plans = tuple(
