@@ -26,7 +26,6 @@ from baar_jax.store import (
   Store,
   read_config,
   read_run,
-  require_file,
 )
 
 TASK = Task("t", "train", "do it", 9)
@@ -163,22 +162,10 @@ CASES = [
     lambda store: Store(store._path),
   ),
   (
-    "the episode ('p', 't', 0) is already stored in TMP/store...",
-    change_store,
-    "SELECT 1",
-    lambda store: store.add(tiny.episode()),
-  ),
-  (
     "TMP/store: train task 0 cannot be read: restore a copy of the file",
     change_store,
     "UPDATE tasks SET task = '{}'",
     lambda store: store.tasks("train"),
-  ),
-  (
-    "TMP/store: the episode of policy p, task t, seed 0 cannot be read...",
-    change_store,
-    "UPDATE episodes SET score = 2",
-    Store.table,
   ),
   (
     "TMP/tiny/config.json is damaged, or was made by an older version: restore...",
@@ -210,7 +197,6 @@ CASES = [
     TASK,
     TASK,
   ),
-  ("TMP/none is missing or not a regular file", lambda tmp: require_file(tmp / "none")),
   (
     "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record...",
     read_recorded,
@@ -230,11 +216,6 @@ CASES = [
     "--config.reuse=TMP/tiny was played with other env.max_steps (10)...(9): make...",
     reuse,
     lambda config: vars(config.env).update(max_steps=9),
-  ),
-  (
-    "--config.reuse=TMP/tiny was played with other models.prices...",
-    reuse,
-    lambda config: vars(config.models).update(prices=((1.0,) * 3, (2.0,) * 3)),
   ),
   ("--config.reuse=TMP/tiny was played with other prompts...", reuse, change_prompts),
   ("--config.reuse=TMP/tiny has no episodes to copy: run...", reuse, forget_episodes),

@@ -14,7 +14,7 @@ from states import restore, save, state
 from baar_jax import open
 from baar_jax.config import BoPOConfig, Config
 from baar_jax.learn.batches import draw_batches
-from baar_jax.learn.checkpoint import Checkpoints, RouterFiles, check_metrics
+from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.paper import bopo, losses, references, rewards
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import PolicySpec
@@ -82,10 +82,6 @@ CASES = [
     {"optimizer": [jnp.array(1), jnp.full(6, math.nan)]},
   ),
   ("cannot read checkpoint TMP/sft/1 (...): remove this directory...", restore_damaged),
-  (
-    "sft stopped: update 3 has loss nan; last good checkpoint: none; train again...",
-    lambda tmp: check_metrics("sft", 3, {"loss": math.nan, "gradient_norm": 1.0}),
-  ),
   (
     "TMP/checkpoints/sft has no finished router: run --stage=sft first",
     lambda tmp: open.load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
