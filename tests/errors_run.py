@@ -114,12 +114,6 @@ def reuse(tmp: Path, change: Callable[[Config], object]) -> None:
   Run(config)
 
 
-def forget_episodes(config: Config) -> None:
-  with contextlib.closing(Store(Path(config.reuse, "episodes.sqlite"))) as store:
-    store._db.execute("DELETE FROM episodes")
-    store._db.commit()
-
-
 def change_prompts(config: Config) -> None:
   path = Path(config.reuse, CONDITIONS)
   path.write_text(path.read_text().replace("Action:", "Do:"))
@@ -218,7 +212,6 @@ CASES = [
     lambda config: vars(config.env).update(max_steps=9),
   ),
   ("--config.reuse=TMP/tiny was played with other prompts...", reuse, change_prompts),
-  ("--config.reuse=TMP/tiny has no episodes to copy: run...", reuse, forget_episodes),
   ("the processes have different --config.seed: start all...", differ),
   (
     "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')...name the cheapest first...",

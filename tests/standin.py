@@ -26,10 +26,12 @@ class StandIn(ThreadingHTTPServer):
   """A stand-in for an endpoint of models.
 
   Attributes:
-    answer: function of a request; returns the text of the reply, or a `Reply`.
-    fault: function of a request's number and the request; returns None for no fault, a
-      key of FAULTS, or an HTTP status with an optional error code ("400 too_long").
-    latency_s: function of a request's number; returns the seconds before the answer.
+    answer: the text of the reply, or a `Reply`.
+    fault: None for no fault, a key of FAULTS, or an HTTP status with an optional error
+      code ("400 too_long").
+    latency_s: the seconds before the answer. These three may also be a list, for the
+      next requests, or a function: of the request, of its number and the request, and
+      of its number.
     retry_after: the header of 429 and 503.
     stall_s: seconds of a fault that stalls.
     chunk_s: seconds between the chunks of a streamed answer.
@@ -46,17 +48,12 @@ class StandIn(ThreadingHTTPServer):
   stall_s = 5.0
   chunk_s = 0.0
 
-  def __init__(
-    self,
-    answer: Callable[[dict], str | Reply] = lambda request: (
-      "Thought: now.\n\nAction: go"
-    ),
-    fault: Callable[[int, dict], str | None] = lambda number, request: None,
-    latency_s: Callable[[int], float] = lambda number: 0.0,
-    **settings,
-  ):
+  fault = None
+  latency_s = 0.0
+
+  def __init__(self, answer="Thought: now.\n\nAction: go", **settings):
     super().__init__(("127.0.0.1", 0), Handler)
-    self.answer, self.fault, self.latency_s = answer, fault, latency_s
+    self.answer = answer
     vars(self).update(settings)
     self.seen, self.headers, self.billed = [], [], []
     self.paths: list[str] = []
@@ -124,6 +121,13 @@ class StandIn(ThreadingHTTPServer):
     """Ignore errors of connections that a client has closed."""
 
 
+def choose(value, *arguments):
+  """Return the value for a request: it may be a function, or a list for the next ones."""
+  if isinstance(value, list):
+    return value.pop(0) if value else None
+  return value(*arguments) if callable(value) else value
+
+
 def most_tokens(request: dict) -> int:
   """Return the limit on the tokens of the reply; a high number without one."""
   limits = "max_completion_tokens", "max_output_tokens", "max_tokens"
@@ -148,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
       self.server.headers.append(
         {name.lower(): value for name, value in self.headers.items()}
       )
-      fault = self.server.fault(number, request)
+      fault = choose(self.server.fault, number, request)
     path = self.path.partition("?")[0].removeprefix("/v1/")
     self.form = FORMS.get(path.removesuffix("/count_tokens"))
     if not self.form:
@@ -158,8 +162,8 @@ class Handler(BaseHTTPRequestHandler):
       tokens = len(text_of(prompt_of(request))) // 4
       self.send(200, json.dumps({"input_tokens": tokens}).encode())
     else:
-      time.sleep(self.server.latency_s(number))
-      reply = self.server.answer(request)
+      time.sleep(choose(self.server.latency_s, number))
+      reply = choose(self.server.answer, request)
       self.act(fault, request, reply if isinstance(reply, Reply) else Reply(reply))
 
   def act(self, fault, request, reply):

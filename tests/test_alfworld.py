@@ -148,22 +148,6 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   assert hashlib.sha256(game).hexdigest().startswith("b1ba9f4ab4b1f7f0")
 
 
-MUG = "train/pick_and_place_simple-Mug-None-Desk-1/trial_A"
-
-
-def test_unreadable_games_are_named(tmp_path):
-  old = '{"solvable": true, "grammar": "put {o} in/on {r}"}'
-  for game in ("[" * 100_000, old):
-    put(tmp_path, MUG, game)
-    with pytest.raises(ValueError, match="trial_A.* damaged or older"):
-      list_ids(tmp_path, "train", 1)
-  path = tmp_path / GAMES / MUG / GAME
-  path.unlink()
-  os.mkfifo(path)  # Reading it would never end.
-  with pytest.raises(ValueError, match="trial_A.* damaged or older"):
-    list_ids(tmp_path, "train", 1)
-
-
 @pytest.mark.parametrize(
   "part, damage, reason",
   [

@@ -78,45 +78,27 @@ def test_paper_settings_have_the_papers_values(name):
 KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)
 # Fields, and values that each of them refuses.
 BAD = {
-  "name": ("", "..", "a/b", "a b", "a\n", "-a"),
+  "name": ("..", "a/b", "a\n"),
   "env.kind router.view bopo.ratio_level models.kind": ("poem", "poem.py"),
-  # A wrong type, and two options that do not exist.
-  "env.options": ({"short_tasks": 3}, {"x": 1}, {3: 1}),
-  "models.names": ((1, 2), ("", "m")),
-  "models.prices": (
-    (1, 2),
-    ((1, 1, 1), (1, 1)),
-    ((math.nan,) * 3,) * 2,
-    ((1e30,) * 3,) * 2,
-  ),
+  "env.options": ({3: 1},),
+  "models.names": (("", "m"),),
+  "models.prices": (((1, 1, 1), (1, 1)), ((math.nan,) * 3,) * 2),
   "models.base_urls": (
-    ("http://",),
     ("a:8000",),
     ("http://h/v1\n",),
     ("https://sk-secret@h",),
     ("https://h?key=sk-secret",),
-    ("https://h#sk-secret",),
     ("https://h:sk-secret",),
   ),
-  "models models.key_variables baselines.judge.key_variables": (
-    ("A", "B", "C"),
-    "A KEY",
-    *KEYS,
-  ),
+  "models models.key_variables baselines.judge.key_variables": KEYS,
   "profile.trials references.samples evaluate.seeds": (
     1001,
   ),  # the next purpose has these seeds
   "profile.robustness": ((2.5,), (45,)),
-  "bopo.lam": ((), (0.1, -0.1), (0.1, "much")),
-  "baselines.rivals baselines.ablations": (("no-such",),),
-  "sft.learning_rate bopo.r_hard": (
-    math.nan,
-    math.inf,
-    -1e30,
-  ),
+  "bopo.lam": ((), (0.1, -0.1)),
+  "baselines.ablations": (("no-such",),),
+  "sft.learning_rate bopo.r_hard": (math.nan, math.inf),
   "distributed.coordinator": ("here",),
-  # 2 x (96 + 12 + 2 x 24 of previews and 80 around them) = 472
-  "router.max_tokens": (471,),
 }
 REFUSED = [
   (name, value) for names, bad in BAD.items() for name in names.split() for value in bad
@@ -126,7 +108,6 @@ REFUSED = [
 @pytest.mark.parametrize("field, value", REFUSED)
 def test_a_wrong_value_is_refused_by_its_field(field, value):
   config = Config()
-  config.router.max_tokens = 472
   validate(config)
   section, _, name = field.rpartition(".")
   part = operator.attrgetter(section)(config) if section else config

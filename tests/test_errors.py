@@ -69,6 +69,7 @@ ELSEWHERE = {
   "responses._find",
   "routed._list_offering",
   "store.add",
+  "store.adopt",
   "store.table",
   "weights.check_directory",
   "weights.read_config",

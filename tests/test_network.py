@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from flax import nnx
 
 from baar_jax.config import Config, EnvConfig, SFTConfig
 from baar_jax.episode import Episode, Step, Task
@@ -47,32 +46,14 @@ def compute_logits(layers, x_I: np.ndarray) -> np.ndarray:
   return x_I
 
 
-def test_forward_pass_and_gradient_equal_those_of_numpy(filled):
-  """The gradient is compared with differences of NumPy's weighted logits."""
+def test_the_forward_pass_equals_that_of_numpy(filled):
   network = filled(lambda: PolicyNetwork(3, 2, 0))
   x_BxSxI = np.random.default_rng(1).normal(size=(2, 2, 3)).astype(np.float32)
-  weight_A = np.array([1.0, -2.0], np.float32)
-  slopes = nnx.grad(lambda network: (network(x_BxSxI) @ weight_A).sum())(network)
   layers = [
     [np.array(array, np.float64) for array in layer] for layer in network.layers
   ]
-
-  def compute() -> np.ndarray:
-    return np.array(
-      [[compute_logits(layers, x_I) for x_I in x_SxI] for x_SxI in x_BxSxI]
-    )
-
-  np.testing.assert_allclose(network(x_BxSxI), compute(), rtol=1e-5, atol=1e-5)
-  draw = np.random.default_rng(2)
-  for name, layer in zip(("first", "second", "last"), layers):
-    for kind, array in zip(("kernel", "bias"), layer):
-      step = 1e-4 * draw.normal(size=array.shape)
-      before = (compute() @ weight_A).sum()
-      array += step
-      change = (compute() @ weight_A).sum() - before
-      array -= step
-      slope = np.sum(step * slopes[name][kind][...])
-      assert change == pytest.approx(float(slope), rel=0.02)
+  expected = [[compute_logits(layers, x_I) for x_I in x_SxI] for x_SxI in x_BxSxI]
+  np.testing.assert_allclose(network(x_BxSxI), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_inputs_are_standardised_and_terms_are_those_of_no_cap():

@@ -159,16 +159,12 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   np.testing.assert_allclose(np.bincount(draws) / 1000, p_A, atol=0.047)
 
 
-def test_large_is_picked_from_the_threshold_on():
-  cases = ((0.5, 0.6, 1), (0.5, 0.5, 1), (0.7, 0.6, 0), (0.0, 0.0, 1))
-  for value, p_large, model in cases:
-    assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
-
-
 def test_a_threshold_weighs_the_dollars_of_three_models():
   # The normalised dollars u are 0, .15 and 1. M2 replaces M3 from the logit
   # -log(.5 / .2) / .85 on, and M1 replaces M2 from log(.5 / .3) / .15 on.
   p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold(usd_A=(0.1, 0.4, 2.1))
+  # Of two models, LARGE is picked from the threshold on.
+  assert [Threshold(x).pick(np.array([0.5, 0.5]), None) for x in (0.5, 0.51)] == [1, 0]
   for model, logit in ((2, -1.1), (1, -1.0), (1, 0.0), (1, 3.3), (0, 3.5)):
     rule.value = 1 / (1 + math.exp(-logit))
     assert rule.pick(p_A, None) == model

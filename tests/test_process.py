@@ -144,10 +144,10 @@ def test_closing_ends_running_and_waiting_calls():
 @pytest.mark.parametrize(
   "name, right, wrong",
   [
-    ("reset", "a", [None, b"a", ("a", False)]),
-    ("tasks", [Task("t", "train", "d", 9)], [[], ["t"], [Task("t", "train", "d", 0)]]),
-    ("step", ("a", True), ["ab", ("a", None), ("a", False, 1)]),
-    ("score", 1, [None, float("nan"), -0.1, 1.5]),
+    ("reset", "a", [None]),
+    ("tasks", [Task("t", "train", "d", 9)], [[], [Task("t", "train", "d", 0)]]),
+    ("step", ("a", True), ["ab", ("a", None)]),
+    ("score", 1, [None, float("nan"), 1.5]),
     ("oracle", Oracle("a", 0, True, False), ["a"]),
   ],
 )

@@ -16,7 +16,6 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec, seed_of
 from baar_jax.run import Run
 from baar_jax.stages import plan
-from baar_jax.store import read_config
 
 
 @pytest.fixture
@@ -49,19 +48,6 @@ def test_compiled_programs_are_not_in_the_runs_directory(config, tmp_path, monke
   assert after == str(tmp_path / "cache" / "compiled")
 
 
-def test_a_run_with_another_option_is_refused(config):
-  path = use(config) / "config.json"
-  config.env.options = {"short_tasks": False}
-  changed = json.dumps(dataclasses.asdict(config))
-  path.write_text(changed)
-  assert read_config(path.parent) == config
-  config.env.options = {}
-  problem = "has env.options.short_tasks=False, this command has None: set --config.env"
-  with pytest.raises(ValueError, match=problem):
-    Run(config)
-  assert path.read_text() == changed
-
-
 def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
   copied = [jobs.ALWAYS_SMALL.key, jobs.stratified_spec(config).key]
   with contextlib.closing(Run(config)) as run:
@@ -78,15 +64,6 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
       assert run.tasks("dev") == tasks and table.policy.tolist() == copied
       # Each of the episodes cost 6 dollars, which the first run has paid.
       assert table.reused.all() and run.budget.settled_usd == 0
-
-
-def test_an_unreadable_config_is_refused(config):
-  path = use(config) / "config.json"
-  stored = dataclasses.asdict(config)
-  another_version = json.dumps(stored | {"models": {"field_of_another_version": 1}})
-  for text in (another_version, "null", "\x00", "[" * 100_000):
-    path.write_text(text)
-    assert_refused(config, "config.json is damaged, or .* older version: restore")
 
 
 def test_a_run_that_lacks_a_store_is_refused(config):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import episode
 
-from baar_jax.config import BoPOConfig, Config
+from baar_jax.config import BoPOConfig
 from baar_jax.episode import Task
 from baar_jax.learn.batches import Batch
 from baar_jax.paper.bopo import Learner
@@ -89,10 +89,3 @@ def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):
   assert pools == ["1122", "2233", "4444"]
   assert [update.gradient_steps for update in updates] == [0, 3, 3, 3]
   assert [update.waiting for update in updates] == [2, 2, 0, 0]
-
-
-def test_vanilla_rl_has_a_learning_rate_of_its_own():
-  config = Config()
-  config.bopo.vanilla_learning_rate = 0.5
-  assert vanilla.configure(config).bopo.learning_rate == 0.5
-  assert config.bopo.learning_rate == 1e-6

@@ -138,13 +138,12 @@ def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("content", [os.mkfifo, b"", b"[\n]", b"\xff", "cut"])
+@pytest.mark.parametrize("content", [os.mkfifo, b"[\n]", b"\xff"])
 def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
   """Opening a named pipe would wait forever."""
   path = hf.write(tmp_path, SHAPE, tokens=300) / file
-  data = path.read_bytes()[:-1] if content == "cut" else content
   path.unlink()
-  path.write_bytes(data) if isinstance(data, bytes) else content(path)
+  path.write_bytes(content) if isinstance(content, bytes) else content(path)
   with pytest.raises(ValueError, match=rf"^Cannot read {path} \([^\n]+\)\.[^\n]+$"):
     load_pretrained(adopt(tmp_path))
 

@@ -23,27 +23,11 @@ CASES = {
 FILE = Path(__file__).with_name("qwen2.npz")
 
 
-def compute_outputs(
-  directory: Path, tokens_BxT: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Compute hidden states and logits with transformers.
-
-  Returns:
-    hidden_BxTxD after the final norm, and logits_BxTxV, both float32.
-  """
+def main() -> None:
+  """Compute the outputs of all shapes in float32, and write the file."""
   import torch
   from transformers import AutoModelForCausalLM
 
-  model = AutoModelForCausalLM.from_pretrained(
-    directory, dtype=torch.float32, attn_implementation="eager"
-  ).eval()
-  with torch.no_grad():
-    hidden_BxTxD = model.model(torch.tensor(tokens_BxT)).last_hidden_state
-    return hidden_BxTxD.numpy(), model.lm_head(hidden_BxTxD).numpy()
-
-
-def main() -> None:
-  """Compute the outputs of all shapes, and write the file."""
   arrays = {}
   for number, (name, (sizes, kept)) in enumerate(CASES.items()):
     tokens_BxT = np.random.default_rng(number).integers(
@@ -51,15 +35,19 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as directory:
       weights = hf.write(Path(directory), hf.SHAPES[name])
-      hidden_BxTxD, logits_BxTxV = compute_outputs(weights, tokens_BxT)
+      model = AutoModelForCausalLM.from_pretrained(
+        weights, dtype=torch.float32, attn_implementation="eager"
+      ).eval()
+    with torch.no_grad():
+      hidden_BxTxD = model.model(torch.tensor(tokens_BxT)).last_hidden_state
+      logits_BxTxV = model.lm_head(hidden_BxTxD)
     arrays |= {
       f"{name}/tokens_BxT": tokens_BxT.astype(np.int16),
       f"{name}/kept_S": np.array(kept, np.int16),
-      f"{name}/hidden_BxSxD": hidden_BxTxD[:, kept],
-      f"{name}/logits_BxSxV": logits_BxTxV[:, kept],
+      f"{name}/hidden_BxSxD": hidden_BxTxD[:, kept].numpy(),
+      f"{name}/logits_BxSxV": logits_BxTxV[:, kept].numpy(),
     }
   np.savez_compressed(FILE, **arrays)
-  print(f"{FILE}: {FILE.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from standin import StandIn
 def upstream(monkeypatch):
   """Return a stand-in that always gives the same reply."""
   monkeypatch.setattr("baar_jax.llms.provider.BACKOFF_S", 0.01)
-  with StandIn(lambda request: REPLY).running() as server:
+  with StandIn(REPLY).running() as server:
     yield server
 
 

@@ -63,11 +63,14 @@ class Client:
     return self.http.app.exchange
 
   def chat(self, session="s", headers=(), **fields):
-    """Make a chat completion in a session."""
+    """Make a chat completion in a session; "" names none."""
     body = {"model": "baar", "messages": ASK, **fields}
-    return self.post(
-      "/v1/chat/completions", body, {"x-session-id": session, **dict(headers)}
-    )
+    named = {"x-session-id": session} if session else {}
+    return self.post("/v1/chat/completions", body, named | dict(headers))
+
+  def score(self, score, name="s"):
+    """Score a session; return the status."""
+    return self.post(f"/v1/sessions/{name}/score", {"score": score}).status_code
 
   def receive(self, headers=(), **fields):
     """Find the purse and the conversation of a chat completion that is not made."""

@@ -245,7 +245,7 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
   config = ServeConfig(
     name="s", runs=runs, models=models, policy="random", max_sessions=10
   )
-  upstream = StandIn(lambda request: WORDS, stall_s=4.0, chunk_s=0.01)
+  upstream = StandIn(WORDS, stall_s=4.0, chunk_s=0.01)
   upstream.fault = lambda number, request: (
     faults.choice(FAULTS) if faults.random() < 0.2 else None
   )

@@ -85,14 +85,14 @@ def test_a_stream_passes_on_unchanged(ask, url, upstream):
 def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
   """The reply itself tells the last action."""
   client = open_client(record_text=True)
-  upstream.fault = lambda number, request: None if number else "tool_calls"
+  upstream.fault = ["tool_calls"]
   headers = {"x-baar-task": "tools"}
   answer = client.chat(headers=headers, tools=TOOLS).json()
   message = answer["choices"][0]["message"]
   (call,) = message["tool_calls"]
   result = dict(role="tool", tool_call_id=call["id"], content="Outside.")
   client.chat(headers={"x-baar-score": "0.2"}, messages=[*ASK, message, result])
-  client.post("/v1/sessions/s/score", {"score": 0.5})
+  client.score(0.5)
   (episode,) = client.run.store.episodes("always-small")
   steps = [(step.observation, step.action, step.score) for step in episode.steps]
   assert steps == [("A door.", "go {}", 0.2), ("Outside.", "go", None)]
@@ -103,7 +103,7 @@ def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
 
 def test_a_browser_sees_sessions_while_they_run(ask, url, upstream):
   ask()
-  upstream.latency_s = lambda number: 0.2
+  upstream.latency_s = 0.2
   home = url.removesuffix("v1")
   done = threading.Event()
   calling = threading.Thread(target=lambda: [ask() for _ in iter(done.is_set, True)])

@@ -56,8 +56,8 @@ def test_the_page_lists_what_is_asked_for(client, upstream):
   client.chat("<i>a", {"user-agent": "pi/1.2 (linux)", "x-baar-task": "fix"})
   client.chat("<i>a", model="baar:large")
   client.chat("<i>a", {"x-baar-max-usd": "0"})
-  client.post("/v1/sessions/<i>a/score", {"score": 0.5})
-  upstream.fault = lambda number, request: "500"
+  client.score(0.5, "<i>a")
+  upstream.fault = "500"
   client.chat("beta")
   first, second = (client.http.get(f"/?name={name}").text for name in ("i", "beta"))
   assert "&lt;i&gt;a" in first and "<i>" not in first and "beta" not in first
@@ -149,6 +149,6 @@ def test_other_routes_of_the_forms(open_client, upstream):
   listed = client.http.get("/v1/models", headers=version).json()
   assert listed["data"][0]["id"] == listed["first_id"] == "claude-baar"
   assert client.http.head("/").status_code == 200
-  upstream.fault = lambda number, request: "429"
+  upstream.fault = "429"
   error = client.post("/v1/messages", body).json()
   assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"

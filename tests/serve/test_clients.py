@@ -14,8 +14,7 @@ RECORDED = sorted((Path(__file__).parent / "golden" / "clients").iterdir())
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_a_task_of_a_real_client_is_one_conversation(tmp_path, path):
   recorded = json.loads(path.read_text())
-  replies = iter([Reply(*call["reply"]) for call in recorded["calls"]])
-  upstream = StandIn(lambda request: next(replies))
+  upstream = StandIn([Reply(*call["reply"]) for call in recorded["calls"]])
   with upstream.running(), Client(tmp_path, upstream) as client:
     for call in recorded["calls"]:
       answer = client.post(call["path"], call["body"], call["headers"])

@@ -27,8 +27,7 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   ids = [[], [], []]
   for place in range(3):
     for number, messages in enumerate(histories):
-      body = dict(model="baar", messages=messages, prompt_cache_key="app")
-      answer = client.post("/v1/chat/completions", body)
+      answer = client.chat("", messages=messages, prompt_cache_key="app")
       ids[number].append(answer.headers["x-baar-conversation"])
       (choice,) = answer.json()["choices"]
       text = choice["message"]["content"]
@@ -41,18 +40,15 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   example = [*examples, user("hi")]
   example[1] = assistant(REPLY)
   names = []
-  upstream.answer = lambda request: REPLY
+  upstream.answer = REPLY
   for task in ("a", "b"):
     messages = [*examples, *example, user(task)]
-    answer = client.post(
-      "/v1/chat/completions", {"model": "baar", "messages": messages}
-    )
+    answer = client.chat("", messages=messages)
     names.append(answer.headers["x-baar-conversation"])
   assert names[0] != names[1]
   # Calls of two equal tasks arrive before either is made.
-  upstream.answer = lambda request: REPLY
   for _ in range(2):
-    client.post("/v1/chat/completions", {"model": "baar", "messages": ASK})
+    client.chat("")
   messages = [*ASK, assistant(REPLY)]
   request = ClientRequest(
     ClientKey(), FORM, {}, {"model": "baar", "messages": messages}
@@ -67,8 +63,7 @@ def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path
   client = open_client(keys=write_keys(tmp_path, ann="", bob=""))
   names = []
   for key, history in (("ann", ASK), ("bob", messages), ("ann", messages)):
-    body = {"model": "baar", "messages": history}
-    reply = client.post("/v1/chat/completions", body, {"x-api-key": key})
+    reply = client.chat("", {"x-api-key": key}, messages=history)
     names.append(reply.headers["x-baar-conversation"])
   ann, bob, continued = names
   assert continued == ann != bob
@@ -87,8 +82,7 @@ def test_a_reply_may_come_back_in_another_order(atoms, has):
 @pytest.mark.parametrize("reply, is_foreign", [("Rewritten.", True), (REPLY, False)])
 def test_a_history_without_our_replies_is_marked(client, reply, is_foreign):
   for messages in (ASK, [*ASK, assistant(reply), *ASK]):
-    body = {"model": "baar", "messages": messages}
-    answer = client.post("/v1/chat/completions", body)
+    answer = client.chat("", messages=messages)
   assert ("/s/NAME/v1" in answer.headers.get("x-baar-warning", "")) == is_foreign
   metrics = client.http.get("/metrics").text
   assert f"baar_foreign_histories_total {float(is_foreign)}" in metrics
@@ -110,7 +104,7 @@ def test_agents_of_one_session_draw_on_one_purse(client):
   sub = {"x-claude-code-agent-id": "sub"}
   replies = [client.chat(headers=sub, tools=tools) for _ in range(2)]
   replies.append(client.chat(model="baar:large", messages=long, tools=tools))
-  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
+  assert client.score(1) == 200
   replies.append(client.chat(messages=long, tools=tools))
   numbers = [reply.headers["x-baar-conversation"] for reply in replies]
   assert numbers[0] == numbers[1] and len({*numbers}) == 3
@@ -122,8 +116,8 @@ def test_agents_of_one_session_draw_on_one_purse(client):
     step["cost_usd"] for found in session["conversations"] for step in found["steps"]
   )
   assert session["spent_usd"] > spent + USD / 2  # with the title
-  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 200
-  assert client.post("/v1/sessions/s/score", {"score": 0}).status_code == 409
+  assert client.score(0) == 200
+  assert client.score(0) == 409
 
 
 def test_a_client_lowers_its_cap_and_an_operator_raises_it(client):

@@ -14,12 +14,10 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
 
-UNNAMED = {"model": "baar", "messages": ASK}
-
 
 def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
-  upstream.latency_s = lambda number: 0.3
-  post = functools.partial(client.post, "/v1/chat/completions", UNNAMED)
+  upstream.latency_s = 0.3
+  post = functools.partial(client.chat, "")
   with concurrent.futures.ThreadPoolExecutor() as pool:
     named = [pool.submit(client.chat, stream=n < 0) for n in range(2)]
     unnamed = [pool.submit(post), pool.submit(post)]
@@ -33,7 +31,7 @@ def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
 
 def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
   """Five clients repeat their calls, after 40 errors; 5 * 3 calls have an answer."""
-  upstream.fault = lambda number, request: "503" if number < 40 else None
+  upstream.fault = ["503"] * 40
   client = open_client(models={"retries": 0, "max_failures": 99})
 
   def play(task):
@@ -41,8 +39,7 @@ def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
     for _ in range(3):
       status = 503
       while status == 503:
-        body = UNNAMED | {"messages": messages}
-        status = client.post("/v1/chat/completions", body).status_code
+        status = client.chat("", messages=messages).status_code
       messages = [*messages, assistant(REPLY), *ASK]
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -77,10 +74,9 @@ def test_a_session_with_a_call_in_flight_has_no_score(client):
   (conversation,) = sessions.list_conversations("purse = ?", purse.id)
   aside = sessions.begin(purse, None, Step("", 0, ""), 0.25)
   attempt = sessions.begin(purse, conversation, Step("", 0, ""), 0.25)
-  score = functools.partial(client.post, "/v1/sessions/s/score", {"score": 1})
-  assert score().status_code == 409
+  assert client.score(1) == 409
   sessions.end(attempt, FAILED)
-  assert score().status_code == 200 and client.session()["score"] == 1
+  assert client.score(1) == 200 and client.session()["score"] == 1
   sessions.end(aside, FAILED)
 
 
@@ -142,7 +138,7 @@ def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):
 
 
 def test_a_hang_is_reported_as_a_hang(open_client, upstream):
-  upstream.latency_s = lambda number: 0.5
+  upstream.latency_s = 0.5
   client = open_client(call_timeout_s=0.2, max_usd=0.1)
   reply = client.chat()
   assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
@@ -150,10 +146,11 @@ def test_a_hang_is_reported_as_a_hang(open_client, upstream):
   assert session["in_flight"] == 0 and session["spent_usd"] > 0
 
 
-@pytest.mark.parametrize("name", [{}, {"x-session-id": "s"}])
+@pytest.mark.parametrize("name", ["", "s"])
 def test_a_refused_first_call_leaves_nothing_behind(client, name):
-  post = functools.partial(client.post, "/v1/chat/completions", UNNAMED)
-  refused = [post(name | {"x-baar-max-usd": "1e-6"}).status_code for _ in range(3)]
+  cap = {"x-baar-max-usd": "1e-6"}
+  refused = [client.chat(name, cap).status_code for _ in range(3)]
   assert refused == [402] * 3
   assert client.http.get("/v1/sessions").json()["data"] == []
-  assert post(name | {"x-baar-max-usd": "1"}).headers["x-baar-left-usd"] > "0.99"
+  whole = client.chat(name, {"x-baar-max-usd": "1"})
+  assert whole.headers["x-baar-left-usd"] > "0.99"

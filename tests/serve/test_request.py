@@ -73,8 +73,6 @@ def test_replies_are_recognised_without_their_reasoning(arguments):
 
 
 def test_a_header_is_no_part_of_the_url(client, upstream):
-  body = {"model": "baar", "messages": ASK}
-  headers = {"url": "a", "query": "b=c"}
-  reply = client.post("/v1/chat/completions", body, headers)
+  reply = client.chat("", {"url": "a", "query": "b=c"})
   assert reply.headers["x-baar-session-id"].startswith("auto-")
   assert upstream.paths == ["/v1/chat/completions"]

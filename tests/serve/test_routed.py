@@ -35,7 +35,7 @@ def call(client, path, history, **fields):
 @pytest.mark.parametrize("path", FORMS)
 def test_a_cap_is_used_to_nine_tenths_and_never_passed(open_client, upstream, path):
   """The models' caches give no discount, so no call costs less than its worst case."""
-  upstream.answer = lambda request: WORDS
+  upstream.answer = WORDS
   history = []
   limits = []
   models = {"prices": ((1.0, 1.0, 2.0), (5.0, 5.0, 10.0))}
@@ -72,19 +72,19 @@ def test_a_client_cannot_raise_its_cap(open_client, upstream):
   assert replies[-1].headers["x-should-retry"] == "false"
   assert client.session()["spent_usd"] <= 0.0006
   upstream.seen.clear()
-  upstream.fault = lambda number, request: "drop"
+  upstream.fault = "drop"
   assert client.chat("other").json()["error"]["code"] == "upstream_error"
   assert len(upstream.seen) == 1 and client.session("other")["spent_usd"] > 0.0004
 
 
 def test_a_broken_stream_counts_at_its_worst_case(client, upstream):
   """The worst case: 200 tokens of a reply at $2, and one for each byte of the request."""
-  upstream.fault = lambda number, request: "cut_stream"
+  upstream.fault = "cut_stream"
   cut = client.chat(stream=True).text
   assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
   spent_usd = client.session()["spent_usd"]
   assert spent_usd >= 1e-6 * (200 * 2 + 23) and client.session()["in_flight"] == 0
-  upstream.fault = lambda number, request: None
+  upstream.fault = None
   assert client.chat(stream=True).text.endswith("data: [DONE]\n\n")
   usd = 1e-6 * (9 * 0.5 + 10 * 2)  # The prompt is cached.
   assert client.session()["spent_usd"] - spent_usd == pytest.approx(usd)
@@ -142,7 +142,7 @@ def test_a_session_goes_on_after_a_models_error(
   client, upstream, monkeypatch, fault, status, calls
 ):
   monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
-  upstream.fault = lambda number, request: fault
+  upstream.fault = fault
   final = {"x-baar-session-final": "true"}
   reply = client.chat(headers=final, stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
@@ -161,14 +161,14 @@ def test_a_session_goes_on_after_a_models_error(
 def test_a_model_that_always_fails_is_asked_once_in_a_while(
   open_client, upstream, monkeypatch
 ):
-  upstream.fault = lambda number, request: "500"
+  upstream.fault = "500"
   models = {"max_failures": 3, "retries": 0}
   client = open_client(models=models)
   statuses = [client.chat(f"s{n}").status_code for n in range(6)]
   assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
   clock = time.monotonic
   monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
-  upstream.fault = lambda number, request: None
+  upstream.fault = None
   assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
 
 
@@ -215,8 +215,7 @@ def test_models_of_one_tokenizer_share_counts(
 def test_a_limit_that_no_cap_needs_is_not_sent(
   open_client, upstream, max_usd, fault, limits, status
 ):
-  faults = iter([fault])
-  upstream.fault = lambda number, request: next(faults, None)
+  upstream.fault = [fault]
   reply = open_client(max_usd=max_usd, max_reply_tokens=None).chat()
   sent = [request.get("max_completion_tokens") for request in upstream.seen]
   assert (sent, reply.status_code) == (limits, status)
@@ -245,7 +244,7 @@ def test_the_longest_reply_of_a_model(name, tokens):
 
 def test_a_bill_above_the_reservation_is_booked(client, upstream, capsys):
   """The reply has 20 times the tokens of its limit."""
-  upstream.fault = lambda number, request: "dear"
+  upstream.fault = "dear"
   assert client.chat().status_code == 200
   assert client.session()["spent_usd"] == pytest.approx(1e-6 * (9 + 20 * 200 * 2))
   assert "error: small counts as $0.008009. Its worst" in capsys.readouterr().err
@@ -280,7 +279,7 @@ SIGNED = {
 @pytest.mark.parametrize("path", FORMS)
 def test_reasoning_stays_with_the_model_that_wrote_it(open_client, upstream, path):
   """SMALL has written the reply and its reasoning. SMALL gets both, LARGE the reply."""
-  upstream.answer = lambda request: Reply("", [("look", {"at": "SECRET input"})])
+  upstream.answer = Reply("", [("look", {"at": "SECRET input"})])
   history = [user("Go.")]
   client = open_client(policy="random")
   client.decide(0, 0, 1)
@@ -303,8 +302,7 @@ def test_reasoning_stays_with_the_model_that_wrote_it(open_client, upstream, pat
 
 
 def test_a_refusal_of_reasoning_is_tried_without_it(open_client, upstream):
-  refusals = iter(["400 invalid_signature_in_thinking"])
-  upstream.fault = lambda number, request: next(refusals, None)
+  upstream.fault = ["400 invalid_signature_in_thinking"]
   client = open_client()
   thinking = {"type": "enabled", "budget_tokens": 1024}
   asked = [user("Go.")]
@@ -314,7 +312,7 @@ def test_a_refusal_of_reasoning_is_tried_without_it(open_client, upstream):
 
 
 def test_a_providers_words_about_retries_reach_the_client(open_client, upstream):
-  upstream.fault = lambda number, request: "429"
+  upstream.fault = "429"
   upstream.retry_after = "7.5"
   client = open_client(models={"retries": 0})
   reply = client.chat()

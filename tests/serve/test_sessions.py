@@ -42,7 +42,7 @@ def test_a_full_disk_leaves_the_session_whole(client, upstream, monkeypatch, ful
   assert session["spent_usd"] == pytest.approx(
     float(upstream.usd({"small": PRICES[0]})) - USD
   )
-  assert client.post("/v1/sessions/s/score", {"score": 1}).status_code == 200
+  assert client.score(1) == 200
 
 
 def begin(sessions, purse, conversation=None, model=0, usd=0.25):
