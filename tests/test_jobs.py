@@ -74,8 +74,3 @@ def test_hard_tasks_are_sampled_and_training_tasks_explored():
   ]
   config.references.clone_large = True
   assert jobs.list_references(config, ProfiledTasks(hard, rest)) == listed[2:]
-
-
-def test_keys_of_rollouts_are_as_stored_before():
-  assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
-  assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"

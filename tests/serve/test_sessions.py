@@ -3,6 +3,7 @@
 import itertools
 import sqlite3
 import time
+from unittest import mock
 
 import pytest
 from endpoint import ASK, PRICES, USD
@@ -96,14 +97,21 @@ def test_the_budget_of_a_day_renews_at_midnight(tmp_path, monkeypatch):
   assert again.room_usd(again.find_purse("ann", "s")) == 2.0
 
 
-def test_records_of_parallel_calls_are_in_order_of_their_start(tmp_path):
-  """Three calls begin, and end in another order."""
+@pytest.fixture
+def conversation(tmp_path):
+  """Begin a conversation of new sessions."""
   sessions = Sessions(tmp_path / "a.sqlite", None)
   conversation = sessions.begin_conversation(
     sessions.open_purse("", "s", Cap()), "", STATE
   )
-  purse = conversation.purse
-  attempts = [begin(sessions, purse, conversation) for _ in range(3)]
+  conversation.sessions = sessions
+  return conversation
+
+
+def test_records_of_parallel_calls_are_in_order_of_their_start(conversation, tmp_path):
+  """Three calls begin, and end in another order."""
+  sessions = conversation.sessions
+  attempts = [begin(sessions, conversation.purse, conversation) for _ in range(3)]
   for place in (2, 0, 1):
     end(sessions, attempts[place], 0.0, place)
   assert [record.place for record in conversation.records] == [0, 1, 2]
@@ -111,19 +119,12 @@ def test_records_of_parallel_calls_are_in_order_of_their_start(tmp_path):
   assert [record.place for record in again.records] == [0, 1, 2]
 
 
-def test_a_step_is_completed_on_disk_first(tmp_path, monkeypatch):
-  sessions = Sessions(tmp_path / "a.sqlite", None)
-  purse = sessions.open_purse("", "s", Cap())
-  conversation = sessions.begin_conversation(purse, "", STATE)
-  end(sessions, begin(sessions, purse, conversation), 0.0)
-
-  def fail(statements):
-    raise sqlite3.OperationalError("database or disk is full")
-
-  with monkeypatch.context() as full:
-    full.setattr(sessions, "_execute", fail)
-    with pytest.raises(sqlite3.OperationalError):
-      sessions.complete_step(conversation, "go", 0.5)
+def test_a_step_is_completed_on_disk_first(conversation, tmp_path):
+  sessions = conversation.sessions
+  end(sessions, begin(sessions, conversation.purse, conversation), 0.0)
+  full = mock.patch.object(sessions, "_execute", side_effect=sqlite3.OperationalError)
+  with full, pytest.raises(sqlite3.OperationalError):
+    sessions.complete_step(conversation, "go", 0.5)
   (step,) = conversation.steps
   assert (step.action, step.score) == ("", None)
   sessions.complete_step(conversation, "go", 0.5)
