@@ -1,11 +1,9 @@
 """The table of families: which policies are evaluated, under which keys and caps."""
 
-import dataclasses
-
 import pytest
 import tiny
 
-from baar_jax.config import BaselinesConfig, SamplePlan
+from baar_jax.config import BaselinesConfig
 from baar_jax.rivals.families import (
   FAMILIES,
   find_uncapped,
@@ -116,32 +114,3 @@ def test_each_setting_of_the_judge_changes_its_key(config):
     setattr(config.baselines.judge, name, value)
     keys.add(zero_shot_spec(config).key)
   assert len(keys) == 5 and all(key.startswith("zero-shot gpt-5 ") for key in keys)
-
-
-# Only under a cap a policy may be blind to it.
-NUMBERS = [
-  field.name
-  for field in dataclasses.fields(PolicySpec)
-  if field.default is None and field.name != "blind"
-]
-# Equal numbers of different fields.
-ALIKE = [
-  {},
-  *({name: 1} for name in NUMBERS),
-  {"lam": 1, "share": 1},
-  {"update": 1, "rollout": True},
-  {"cap": Cap(calls=1)},
-  {"cap": Cap(usd=1)},
-  {"cap": Cap(calls=1, usd=1)},
-  {"cap": Cap(calls=1), "blind": 1},
-  {"plans": (SamplePlan("steps", 1),)},
-  {"plans": (SamplePlan("repeats", 1),)},
-  {"judge": "m a0b1c2"},
-  {"judge": "m (K=1) a0b1c2"},
-]
-
-
-def test_two_policies_never_share_a_key():
-  """They may differ only in which field has a number."""
-  keys = {dataclasses.replace(PolicySpec("sft"), **change).key for change in ALIKE}
-  assert len(keys) == len(ALIKE)

@@ -101,11 +101,10 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
     whole = path.read_bytes()
     arrays = dict(np.load(path))
     first = arrays["arr_0"]
-    contents = [whole[:-100], b""]
+    contents = [whole[:-100]]
     for changes in (
       {"arr_0": first * np.nan},
       {"arr_0": np.array([{}])},  # a pickled object
-      {"arr_0": first.astype(str)},
       {"arr_3": other},
       {"foreign": first},
     ):
