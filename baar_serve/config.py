@@ -102,7 +102,10 @@ class ServeConfig:
     key_variable: Name of the environment variable with the clients' key; "" is no key.
     max_sessions: Number of sessions for which the router's KV cache has room.
     max_body_mb: Largest body of a client's request in MiB.
-    traces: File that `python -m baar_serve.traces` reads.
+    traces: File or directory that `python -m baar_serve.traces` and
+      `python -m baar_serve.report` read.
+    scores: JSON file with the scores of these sessions, by the name of a session or a
+      task; "" has none.
     models: The models that answer.
   """
 
@@ -127,6 +130,7 @@ class ServeConfig:
   max_sessions: int = positive(256, 100_000)
   max_body_mb: float = positive(64.0, 1000)
   traces: str = ""
+  scores: str = ""
   models: UpstreamsConfig = Field(default_factory=UpstreamsConfig)
 
 

@@ -23,7 +23,7 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve import __main__ as serve
 from baar_serve import config as serve_config
-from baar_serve import traces
+from baar_serve import report, traces
 from baar_serve.app import App
 from baar_serve.client import FORMS
 from baar_serve.forms.chat_completions import FORM
@@ -268,6 +268,10 @@ CASES = [
   (
     "Set --config.traces to the file that is to be read.",
     lambda tmp: traces.load_file(serve_config.ServeConfig(runs=str(tmp))),
+  ),
+  (
+    "TMP has no call. Set --config.traces to logs of sessions.",
+    lambda tmp: report.report(serve_config.ServeConfig(traces=str(tmp))),
   ),
   (
     "--config.models.names must be two or more models, the cheapest first",

@@ -1,0 +1,89 @@
+"""Read the logs of other programs: one call after the other, in every known format."""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from baar_jax.store import require_file
+from baar_serve.config import ServeConfig
+from baar_serve.logs import atif, chat, claude_code, codex, litellm, mini_swe_agent
+from baar_serve.logs.record import Calls, Log
+
+# The date in a model's name, such as gpt-4.1-2025-04-14.
+DATE = re.compile(r"-(\d{4}-\d\d-\d\d|\d{8})$")
+# The readers, by fields that only records of their formats have. Chat lines have none.
+READERS = {
+  "schema_version": atif,
+  "trajectory_format": mini_swe_agent,
+  "call_type": litellm,
+  "payload": codex,
+  "sessionId": claude_code,
+  "leafUuid": claude_code,
+  "snapshot": claude_code,
+}
+# The names of a directory's logs. Claude Code keeps other files beside them.
+NAMES = re.compile(r"(?<!\.meta)(?<!-index)\.jsonl?$")
+
+
+def find_logs(config: ServeConfig) -> tuple[Path, dict[str, float]]:
+  """Return the path of `--config.traces`, and the scores of `--config.scores`.
+
+  Raises:
+    ValueError: no path is named, or the scores are no JSON.
+  """
+  if not config.traces:
+    raise ValueError("Set --config.traces to the file that is to be read.")
+  scores = {}
+  if config.scores:
+    scores = json.loads(require_file(Path(config.scores)).read_text())
+  return Path(config.traces), scores
+
+
+def read_logs(path: Path, scores: Mapping[str, float], broken: list[str]) -> Calls:
+  """Read the calls of a file, or of all logs in a directory and below.
+
+  Args:
+    path: the file or the directory.
+    scores: scores by the name of a session or a task, which replace those of the log.
+    broken: gets a line for each file with a wrong record, which says where and why. The
+      calls before that record are read.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+  """
+  files = [path]
+  if path.is_dir():
+    files = [file for file in sorted(path.rglob("*")) if NAMES.search(file.name)]
+  seen = set()
+  for file in files:
+    log = Log(require_file(file), seen)
+    try:
+      for call in read_calls(log):
+        score = scores.get(call.session, scores.get(call.task, call.score))
+        yield dataclasses.replace(call, score=score)
+    except (
+      LookupError,
+      TypeError,
+      AttributeError,
+      ValueError,
+      RecursionError,
+    ) as error:
+      problem = f"the record lacks a field, or its format is unknown ({error})"
+      if isinstance(error, ValueError):
+        problem = str(error).rstrip(".")
+      broken.append(f"{file}, {log.place}: {problem}")
+
+
+def read_calls(log: Log) -> Calls:
+  """Read the calls of a file, whose first record tells its format."""
+  log.records = log.load()
+  for first in log.records:
+    reader = chat
+    for field, known in READERS.items():
+      if field in first:
+        reader = known
+    log.records = itertools.chain([first], log.records)
+    yield from reader.read(log)
