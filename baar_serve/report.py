@@ -153,19 +153,20 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
       log=circling.session.first(),
       from_step=circling.step.first(),
       steps_after=circling.size(),
-      usd_after=circling.usd.sum(),
+      usd_after=circling.usd.sum(min_count=1),
       score=circling.score.first(),
     )
   )
+  circles = circles.sort_values(["usd_after", "steps_after"], ascending=False)
   total = add_up(frame.assign(all="all"), "all")
   total["sessions_in_circles"] = len(circles)
-  total["circles_usd"] = circles.usd_after.sum()
+  total["circles_usd"] = circles.usd_after.sum(min_count=1)
   return {
     "All sessions": total,
     "By model": add_up(frame, "model"),
     "By day": add_up(frame, "day"),
     "The same tokens at each model's list price": pd.DataFrame(costs),
-    "Sessions in circles": circles.nlargest(MOST_ROWS, "usd_after"),
+    "Sessions in circles": circles.head(MOST_ROWS),
   }
 
 

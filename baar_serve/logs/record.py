@@ -137,9 +137,10 @@ class Entry:
     Raises:
       ImpossibleUsage: the usage cannot be true.
     """
-    usage = self.usage or {}
-    meter = AnswerMeter(counts_beside="prompt_tokens" not in usage)
-    meter.note({"usage": usage})
+    if not self.usage:
+      return None
+    meter = AnswerMeter(counts_beside="prompt_tokens" not in self.usage)
+    meter.note({"usage": self.usage})
     return meter.usage() if meter.counts.get("prompt") else None
 
 
