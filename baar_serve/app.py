@@ -268,6 +268,7 @@ class App(Starlette):
     old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
     new = Caps.read(old | await self._read(request))
     self.exchange.sessions.change_caps(purse, Cap(new.max_large_calls, new.max_usd))
+    await self.exchange.sessions.reach_disk()
     return JSONResponse(self.desk.describe(purse))
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:

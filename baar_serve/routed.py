@@ -12,7 +12,15 @@ import prometheus_client as prometheus
 
 from baar_jax.episode import Call, Step
 from baar_jax.llms.history import write_action
-from baar_jax.llms.provider import LOST, PRESUMED, REPLY, Outcome, backoff_s, explain
+from baar_jax.llms.provider import (
+  FAILED,
+  LOST,
+  PRESUMED,
+  REPLY,
+  Outcome,
+  backoff_s,
+  explain,
+)
 from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
@@ -275,6 +283,11 @@ class RoutedCall:
     number = 0
     while True:
       self.begin()
+      try:
+        await self.budgets.sessions.reach_disk()
+      except BaseException:
+        self.end(FAILED)  # Nothing was sent.
+        raise
       try:
         answer = await self.upstream.attempt(self.call, self.offer)
       except BaseException:

@@ -1,8 +1,9 @@
 """Keep clients' purses and conversations on disk, and their open calls in memory."""
 
-import collections
+import asyncio
 import contextlib
 import dataclasses
+import os
 import secrets
 import sqlite3
 import time
@@ -32,7 +33,8 @@ from baar_serve.records import (
 NEWEST_ATOMS = 32
 MOST_MATCHES = 200
 DAY_S = 86_400
-MOST_KEPT = 1000
+# Most purses and conversations that stay in memory after their last call.
+MOST_KEPT = 5000
 
 
 Statement = tuple[str, tuple]
@@ -48,9 +50,10 @@ class Late(NamedTuple):
 class Sessions:
   """Store the purses, conversations and attempts of a run in its database file.
 
-  The disk comes first: memory changes after a commit. An attempt is stored before it is
+  The file comes first: memory changes after a commit. An attempt is stored before it is
   made, and again after it has ended. If the process is killed, its attempts in flight
-  count at their worst case. All methods must be called from one thread.
+  count at their worst case. A commit does not wait for the disk; `reach_disk` does. All
+  methods must be called from one thread.
   """
 
   def __init__(
@@ -67,6 +70,12 @@ class Sessions:
       usd_per_day: the cap of each client's key in US dollars per day (UTC).
     """
     self._db = open_calls(path)
+    self._db.execute("PRAGMA synchronous=NORMAL")
+    self._log = Path(f"{path}-wal")
+    self._disk = asyncio.Lock()
+    # The number of commits, and how many of them are on the disk.
+    self._commits = 0
+    self._safe_commits = 0
     self._run_budget = run_budget
     self._usd_per_day = usd_per_day or {}
     # The newest day of each client, and its budget.
@@ -75,7 +84,7 @@ class Sessions:
     # from disk when they are needed.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
-    self._kept: collections.deque = collections.deque(maxlen=MOST_KEPT)
+    self._kept: dict[tuple, Purse | Conversation] = {}
     self._late: list[Late] = []
     self._db.executescript(SESSIONS_SCHEMA)
     with self._db:
@@ -92,10 +101,34 @@ class Sessions:
       for late in waiting:
         self._execute(late.statements)
       row = self._execute(statements)
+    self._commits += 1
     del self._late[: len(waiting)]
     for late in waiting:
       late.apply()
     return row
+
+  async def reach_disk(self) -> None:
+    """Wait until the disk has all commits, so that a power loss does not forget them.
+
+    One wait serves all calls that have committed before it began.
+
+    Raises:
+      sqlite3.OperationalError: the disk fails.
+    """
+    wanted = self._commits
+    async with self._disk:
+      if self._safe_commits < wanted:
+        commits = self._commits
+        await asyncio.to_thread(sync_file, self._log)
+        self._safe_commits = commits
+
+  def _keep(self, item: Purse | Conversation) -> None:
+    """Keep a purse or a conversation in memory as the newest one."""
+    place = (type(item), item.id)
+    self._kept.pop(place, None)
+    self._kept[place] = item
+    if len(self._kept) > MOST_KEPT:
+      del self._kept[next(iter(self._kept))]
 
   def _execute(self, statements: Sequence[Statement]) -> int:
     """Execute statements, and return the row of the first one."""
@@ -135,7 +168,7 @@ class Sessions:
       )
       purse.large_calls = self.read(select, id_, SMALL, FAILED)[0][0]
       self._purses[id_] = purse
-    self._kept.append(purse)
+    self._keep(purse)
     return purse
 
   def find_purse(self, client: str | None, name: str) -> Purse | None:
@@ -205,7 +238,7 @@ class Sessions:
       for (record,) in self.read(select, id_):
         conversation.records.append(RECORD.validate_json(record))
       self._conversations[id_] = conversation
-    self._kept.append(conversation)
+    self._keep(conversation)
     return conversation
 
   def find_matches(
@@ -478,3 +511,18 @@ class Sessions:
     self.commit((update, (score, changed_s, conversation.id)))
     conversation.score = score
     conversation.changed_s = changed_s
+
+
+def sync_file(path: Path) -> None:
+  """Wait until the disk has a file's contents.
+
+  Raises:
+    sqlite3.OperationalError: the disk fails.
+  """
+  file = os.open(path, os.O_RDWR)
+  try:
+    os.fsync(file)
+  except OSError as error:
+    raise sqlite3.OperationalError(str(error)) from None
+  finally:
+    os.close(file)

@@ -12,10 +12,25 @@ from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms.ledger import read_spent
 from baar_jax.llms.provider import FAILED, REPLY
 from baar_jax.rollout.specs import Cap
+from baar_serve import sessions as ledger
 from baar_serve.records import Record, State
 from baar_serve.sessions import DAY_S, Sessions
 
 STATE = State("small", None, "p", "t", "", "", 0.0)
+
+
+def test_nothing_is_sent_before_the_disk_has_its_worst_case(
+  client, upstream, monkeypatch
+):
+  def fail(path):
+    raise sqlite3.OperationalError("disk I/O error")
+
+  monkeypatch.setattr(ledger, "sync_file", fail)
+  assert client.chat().status_code == 503 and not upstream.seen
+  monkeypatch.undo()
+  assert client.chat().status_code == 200
+  assert len(upstream.seen) == 1
+  assert client.session()["spent_usd"] == pytest.approx(USD)
 
 
 @pytest.mark.parametrize("full_at", range(4))
