@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -33,6 +34,7 @@ from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
+from baar_serve.forecast import FORECAST
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
 
@@ -275,7 +277,10 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
     )
   usd_per_day = {key.name: key.usd_per_day for key in keys}
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
-  return App(Exchange(config, run.config, run.store, sessions, policies), keys)
+  exchange = Exchange(config, run.config, run.store, sessions, policies)
+  if (run.dir / FORECAST).exists():
+    exchange.forecast_F = np.load(run.dir / FORECAST)
+  return App(exchange, keys)
 
 
 def read_keys(path: Path) -> list[ClientKey]:

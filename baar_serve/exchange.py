@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
+import numpy as np
+
 from baar_jax.config import Config
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
@@ -23,8 +25,9 @@ from baar_jax.store import Store
 from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import ScoredSession, add_sessions
+from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
-from baar_serve.records import Conversation, Purse
+from baar_serve.records import Conversation, Purse, read_usage
 from baar_serve.request import END, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Sessions
@@ -134,6 +137,7 @@ class Exchange:
   Attributes:
     deciders: the decider of each rule, such as "small" or "router".
     items: the items of the newest responses.
+    forecast_F: the weights of the run's forecast; None if it has none.
   """
 
   def __init__(
@@ -165,6 +169,7 @@ class Exchange:
     # The newest answers by the client, the call's fields and the hash of its body.
     self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
+    self.forecast_F: np.ndarray | None = None
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     self._start_s = time.time()
@@ -292,6 +297,8 @@ class Exchange:
         the decision.
     """
     conversation = call.conversation
+    if conversation and self.forecast_F is not None:
+      call.forecast = self._forecast(call)
     affordable = await self.budgets.find_affordable(call)
     decision = Decision(affordable.models[0])
     if conversation:
@@ -310,6 +317,16 @@ class Exchange:
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
     return RoutedCall(call, self.budgets, step, affordable, decision)
+
+  def _forecast(self, call: ClientCall) -> str:
+    """Forecast from the texts of a call whether its conversation will succeed."""
+    facts = Facts()
+    steps = {record.place: record.step for record in call.conversation.records}
+    for step in call.history.write_steps(steps):
+      if step.calls:
+        usage = read_usage(step)
+        facts.add(step.observation, step.action, usage, step.spent_usd)
+    return f"{forecast(facts.list(), self.forecast_F):.2f}"
 
   def _make_live(self, call: ClientCall) -> Live:
     """Make the live episode of a call's conversation, from which its policy decides."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2
+import numpy as np
 import pandas as pd
 
 from baar_jax.episode import Call
@@ -23,8 +24,15 @@ from baar_jax.llms.prices import (
 )
 from baar_serve.app import TEMPLATE_DIRS
 from baar_serve.config import ServeConfig, run_command
+from baar_serve.forecast import FORECAST, Facts, fit_forecast
 from baar_serve.logs.read import DATE, find_logs, read_logs
 from baar_serve.logs.record import Calls
+from baar_serve.validation import (
+  cross_validate,
+  list_scored,
+  tabulate_calibration,
+  tabulate_steps,
+)
 
 # A session goes in circles once an action has brought the same observation for this
 # time (our choice).
@@ -46,6 +54,16 @@ def report(config: ServeConfig) -> None:
   if not rows:
     raise ValueError(f"{path} has no call. Set --config.traces to logs of sessions.")
   tables = list_tables(rows, dict(zip(config.models.names, prices_of(config.models))))
+  directory = Path(config.runs) / config.name
+  page = directory / "report" / "logs.html"
+  page.parent.mkdir(parents=True, exist_ok=True)
+  scored = list_scored(make_frame(rows))
+  if len(scored):
+    forecasts = cross_validate(scored)
+    tables["Forecast of success by step"] = tabulate_steps(forecasts)
+    tables["Calibration of the forecast"] = tabulate_calibration(forecasts)
+    weight_F = fit_forecast(np.stack(scored.facts), scored.success)
+    np.save(directory / FORECAST, weight_F)
   for title, table in tables.items():
     print(f"\n{title}\n{table.to_string(index=False)}")
   jinja = jinja2.Environment(
@@ -54,8 +72,6 @@ def report(config: ServeConfig) -> None:
   shown = {}
   for title, table in tables.items():
     shown[title] = table.astype(object).where(table.notna(), None).to_dict("records")
-  page = Path(config.runs) / config.name / "report" / "logs.html"
-  page.parent.mkdir(parents=True, exist_ok=True)
   text = jinja.get_template("sessions.html.j2").render(
     config=config, tables=shown, broken=broken
   )
@@ -73,6 +89,7 @@ def list_rows(calls: Calls) -> Iterator[dict]:
   actions = {}
   results = collections.Counter()
   circling = set()
+  facts = collections.defaultdict(Facts)
   for call in calls:
     session = call.session
     usage = call.usage or call.estimate_usage(read_tokens.get(session, 0))
@@ -85,6 +102,9 @@ def list_rows(calls: Calls) -> Iterator[dict]:
     actions[session] = call.action
     steps[session] += 1
     day = call.at_s and time.strftime("%F", time.gmtime(call.at_s))
+    facts_F = facts[session].list()
+    usd = call.cost_usd or 0.0
+    facts[session].add(call.observation, call.action, usage, usd)
     yield dict(
       session=session,
       task=call.task,
@@ -98,6 +118,7 @@ def list_rows(calls: Calls) -> Iterator[dict]:
       usd=call.cost_usd,
       is_circling=session in circling,
       score=call.score,
+      facts=facts_F,
     )
 
 
@@ -142,11 +163,7 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
         row["usage"] = call.usage
       if row["model"] == model and row["usd"] is None:
         row["usd"] = price.cost_usd(row["usage"])
-  usages = pd.DataFrame([row.pop("usage") for row in rows])
-  frame = pd.concat([pd.DataFrame(rows), usages], axis=1)
-  frame["usd"] = frame.usd.astype(float)
-  # The last score that a session has is the score of all its rows.
-  frame["score"] = frame.groupby("session").score.transform("last").astype(float)
+  frame = make_frame(rows)
   circling = frame[frame.is_circling].groupby("session")
   circles = pd.DataFrame(
     dict(
@@ -168,6 +185,16 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
     "The same tokens at each model's list price": pd.DataFrame(costs),
     "Sessions in circles": circles.head(MOST_ROWS),
   }
+
+
+def make_frame(rows: list[dict]) -> pd.DataFrame:
+  """Make a table of the calls, with their tokens, dollars, facts and score."""
+  usages = pd.DataFrame([row["usage"] for row in rows])
+  frame = pd.concat([pd.DataFrame(rows), usages], axis=1)
+  frame["usd"] = frame.usd.astype(float)
+  # The last score that a session has is the score of all its rows.
+  frame["score"] = frame.groupby("session").score.transform("last").astype(float)
+  return frame
 
 
 def add_up(frame: pd.DataFrame, key: str) -> pd.DataFrame:

@@ -126,6 +126,7 @@ class ClientCall:
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty before the first look at budgets.
+    forecast: the chance that the conversation will succeed; None without a forecast.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
   """
@@ -151,6 +152,7 @@ class ClientCall:
     self.prefix: tuple[int, str] | None = None
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
+    self.forecast: str | None = None
 
   @functools.cached_property
   def _authors(self) -> dict[str, int]:
@@ -195,6 +197,7 @@ class ClientCall:
         "left-usd": left.usd,
         "left-large-calls": left.calls,
         "warning": FOREIGN if self.is_foreign else None,
+        "forecast": self.forecast,
       }
     )
 
