@@ -170,20 +170,24 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
       log=circling.session.first(),
       from_step=circling.step.first(),
       steps_after=circling.size(),
-      usd_after=circling.usd.sum(min_count=1),
+      after_usd=circling.usd.sum(min_count=1),
       score=circling.score.first(),
     )
   )
-  circles = circles.sort_values(["usd_after", "steps_after"], ascending=False)
+  circles = circles.sort_values(["after_usd", "steps_after"], ascending=False)
   total = add_up(frame.assign(all="all"), "all")
   total["sessions_in_circles"] = len(circles)
-  total["circles_usd"] = circles.usd_after.sum(min_count=1)
+  total["circles_usd"] = circles.after_usd.sum(min_count=1)
   return {
     "All sessions": total,
     "By model": add_up(frame, "model"),
-    "By day": add_up(frame, "day"),
-    "The same tokens at each model's list price": pd.DataFrame(costs),
-    "Sessions in circles": circles.head(MOST_ROWS),
+    "By day (UTC)": add_up(frame, "day"),
+    "The same tokens at list prices, each model with its own cache": pd.DataFrame(
+      costs
+    ),
+    "Sessions in circles: one action, one observation, three times": circles.head(
+      MOST_ROWS
+    ),
   }
 
 
@@ -210,8 +214,8 @@ def add_up(frame: pd.DataFrame, key: str) -> pd.DataFrame:
     cached_share=groups.cached_tokens.sum() / prompt_tokens,
     completion_tokens=groups.completion_tokens.sum(),
     success_rate=(scores.score >= 1).groupby(scores[key]).mean(),
-    estimated_steps=groups.is_estimated.sum(),
-    unpriced_steps=frame.usd.isna().groupby(frame[key]).sum(),
+    steps_with_estimated_tokens=groups.is_estimated.sum(),
+    steps_without_a_price=frame.usd.isna().groupby(frame[key]).sum(),
   )
   return pd.DataFrame(columns).reset_index(names=key)
 

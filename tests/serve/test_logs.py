@@ -108,8 +108,12 @@ def test_dollars_are_priced_with_each_models_own_cache(tmp_path):
   # Twice (1500 x 1 + 500 x 0.1 + 100 x 2) / 1e6 dollars.
   assert row["usd"] == pytest.approx(2 * 1750e-6) and row["model"] == "own"
   assert (row["sessions"], row["steps"], row["cached_share"]) == (1, 2, 0.25)
-  assert tables["By day"].day.tolist() == ["2026-01-02"]
-  costs = tables["The same tokens at each model's list price"].set_index("model").usd
+  assert tables["By day (UTC)"].day.tolist() == ["2026-01-02"]
+  costs = (
+    tables["The same tokens at list prices, each model with its own cache"]
+    .set_index("model")
+    .usd
+  )
   # The first call of own is cold; the second has 15 blocks of 128 tokens cached.
   assert costs["own"] == pytest.approx((2200 + 80 + 192 + 200) / 1e6)
   # Claude's first call writes all 2000 tokens, and the second reads them.
@@ -121,7 +125,7 @@ def test_missing_usage_is_estimated_by_characters(tmp_path):
   (row,) = tables["All sessions"].to_dict("records")
   # Task 10 and reply 1 token; then 10 + 1 + 2 and 1.
   assert (row["prompt_tokens"], row["completion_tokens"]) == (23, 2)
-  assert (row["estimated_steps"], row["unpriced_steps"]) == (2, 0)
+  assert (row["steps_with_estimated_tokens"], row["steps_without_a_price"]) == (2, 0)
 
 
 def test_circles_begin_after_the_third_equal_result(tmp_path):
@@ -129,8 +133,10 @@ def test_circles_begin_after_the_third_equal_result(tmp_path):
   equal = lines("loop", ["new", "no", "no", "no", "no"], **fields, score=0.0)
   fine = lines("fine", ["1", "2", "3", "4", "5"], **fields)
   tables = list_tables(tmp_path / "a.jsonl", *equal, *fine)
-  (row,) = tables["Sessions in circles"].to_dict("records")
+  (row,) = tables[
+    "Sessions in circles: one action, one observation, three times"
+  ].to_dict("records")
   # The calls 3 to 5 read "no"; call 5 is the first after the third.
-  assert row == dict(log="loop", from_step=5, steps_after=1, usd_after=0.5, score=0.0)
+  assert row == dict(log="loop", from_step=5, steps_after=1, after_usd=0.5, score=0.0)
   (total,) = tables["All sessions"].to_dict("records")
   assert (total["sessions_in_circles"], total["success_rate"]) == (1, 0.0)
