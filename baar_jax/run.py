@@ -43,6 +43,12 @@ from baar_jax.store import (
   read_config,
 )
 
+# Settings of tqdm for a line a minute, in place of a bar that is drawn again and again.
+LINES = dict(
+  delay=60.0,
+  mininterval=60.0,
+  bar_format="{desc}: {n_fmt} of {total_fmt} {unit} in {elapsed}{postfix}\n",
+)
 # Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
@@ -175,7 +181,7 @@ class Run:
       print(text, flush=True)
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
-    """Open a progress bar, shown if the main process has a terminal.
+    """Open a progress bar of the main process; without a terminal, a line a minute.
 
     Args:
       title: the text before the bar.
@@ -183,10 +189,11 @@ class Run:
       done: the number of units at which the bar starts.
       unit: the unit's name in the bar, such as "ep" for episodes.
     """
-    # With None, tqdm shows the bar only in a terminal. With True, it never shows the
-    # bar.
-    disable = not self.is_main or None
-    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
+    lines = {} if sys.stderr.isatty() else LINES
+    hidden = not self.is_main
+    return tqdm(
+      desc=title, total=total, initial=done, unit=unit, disable=hidden, **lines
+    )
 
   def require(self, stage: str) -> None:
     """Raise an error unless all processes have finished a stage.

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from report_store import (
   ALL,
@@ -23,7 +22,7 @@ from report_store import (
 
 from baar_jax.report.compare import Results, label_policy
 from baar_jax.report.table import load_split
-from baar_jax.report.texts import claim, main_budgets
+from baar_jax.report.texts import claim, main_budgets, terminal_table
 from baar_jax.rivals.families import FAMILIES, list_specs
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -105,6 +104,24 @@ def test_dev_chooses_the_cheapest_weight_near_the_best_score(scores, weight):
   choice = choose_on_dev(fill(listed), specs(listed), config())
   assert getattr(choice.default, "cost_weight", None) == weight
   assert weight is None or choice.default in choice.entries
+
+
+@pytest.mark.parametrize(
+  "times, end", [(1, "4 test tasks: too few to tell."), (3, "12 test tasks.")]
+)
+def test_the_report_says_what_the_default_policy_saves(times, end):
+  """SSLL costs 2 + 10 dollars and always-LARGE 20; 0.8 of one task in four is lost."""
+  spec = PolicySpec("conditioned", cost_weight=0.5)
+  listed = [*BOUNDARIES, Played(spec, "SSLL", (1.0, 1.0, 0.2, 0.0))]
+  results = figures(
+    [played._replace(scores=played.scores * times) for played in listed]
+  )
+  *_, text = terminal_table(results).splitlines()
+  assert text.startswith(
+    "Use the model name baar:cost_weight=0.5: it costs $12.000000 [12.000000, 12.000000]"
+    " per task, which saves 40% [40%, 40%] of always-LARGE's dollars, at -20.0 ["
+  )
+  assert text.endswith(f"] points of mean score, on {end}")
 
 
 def test_the_choice_does_not_depend_on_test():
@@ -227,8 +244,8 @@ def test_bopo_has_rows_with_the_smallest_and_the_largest_lam():
   gains = results.claims.set_index("claim").gain
   assert gains["a large λ is better under the smallest cap"] == 0.25
   assert gains["a small λ is better under the largest cap"] == 0.25
-  boundary_usd = pd.DataFrame({"small": [1, 3, 2], "large": [2, 2, 4]})
-  last = dataclasses.replace(results, boundary_usd=boundary_usd).claims.iloc[-1]
+  inverted = [False, True, False]
+  last = dataclasses.replace(results, inverted=inverted).claims.iloc[-1]
   assert (last.verdict, last.gain) == ("holds", pytest.approx(1 / 3))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -16,6 +17,17 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec, seed_of
 from baar_jax.run import Run
 from baar_jax.stages import plan
+
+
+def test_without_a_terminal_progress_is_a_line_a_minute(capsys):
+  with Run.progress(SimpleNamespace(is_main=True), "value", 90, 0, "update") as bar:
+    bar.update(10)
+    assert capsys.readouterr().err == ""
+    bar.start_t -= 61
+    bar.last_print_t -= 61
+    bar.update(20)
+    line = "value: 30 of 90 update in 01:01\n"
+    assert capsys.readouterr().err == f"\r{line}"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Test ScienceWorld on its real engine: expert, replays, fatal mistakes and splits."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -35,6 +36,17 @@ def test_expert_wins_a_task_of_every_type(env, ids):
     env.reset(task_id)
     follow(env)
     assert env.score() == 1.0, task_id
+
+
+def test_a_long_listing_of_tasks_says_how_far_it_is(env, monkeypatch, capsys):
+  seconds = itertools.count(0, 40)
+  monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+  env.tasks("test")
+  # The clock is read once, for each of 17 tasks, and once more for each line: the
+  # second task is the first at which more than a minute has passed.
+  lines = capsys.readouterr().err.splitlines()
+  wanted = [f"listing the tasks of test: {found} found" for found in range(2, 18, 2)]
+  assert lines == wanted
 
 
 def play(env, task_id, beside=lambda: None) -> list:

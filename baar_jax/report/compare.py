@@ -158,8 +158,8 @@ class Results:
     data: their test episodes.
     families: the table of all families, with their labels.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
-    boundary_usd: a row per training task, with the median dollars of always-SMALL
-      (small) and of always-LARGE (large).
+    inverted: for each training task, whether always-SMALL's median dollars exceed
+      always-LARGE's.
     ledger: a row per part of the run's dollars; see `run_ledger`.
     cut_answers: the number of a judge's answers that its limit has cut.
   """
@@ -169,7 +169,7 @@ class Results:
   data: Evaluation
   families: Mapping[str, Labelled]
   robustness: pd.DataFrame
-  boundary_usd: pd.DataFrame
+  inverted: Sequence[bool]
   ledger: pd.DataFrame
   cut_answers: int
 
@@ -246,8 +246,10 @@ def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
 def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """Compute every policy's means per task with intervals, and its overspends.
 
-  `use_share` is the share of a cap that was used. `overspends` counts the episodes
-  whose dollars exceed their cap.
+  `saved_share` is the share of always-LARGE's dollars that a policy saves, and
+  `lead_points` its SR minus always-LARGE's; both are paired by task. `use_share` is the
+  share of a cap that was used. `overspends` counts the episodes whose dollars exceed
+  their cap.
 
   Returns:
     A row per policy, by its key.
@@ -257,6 +259,11 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   table = table.join(data.mean(columns))
   for column in COMPARED_COLUMNS:
     table = table.join(intervals(column, data.resampled[column]))
+  large = BOUNDARY_KEYS[1]
+  usd_PxB = data.resampled["cost_usd"]
+  sr_PxB = data.resampled[data.sr]
+  table = table.join(intervals("saved_share", 1 - usd_PxB / usd_PxB.loc[large]))
+  table = table.join(intervals("lead_points", sr_PxB - sr_PxB.loc[large]))
   used = table.large_calls.where(table.call_budget.notna(), table.counted_usd)
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
@@ -353,8 +360,8 @@ def judge_claims(results: Results) -> pd.DataFrame:
     elif gain["gain_high"] < 0:
       verdict = "does not hold"
     rows.append({"claim": text, "verdict": verdict} | gain)
-  if len(results.boundary_usd):
-    share = (results.boundary_usd.small > results.boundary_usd.large).mean()
+  if results.inverted:
+    share = np.mean(results.inverted)
     verdict = "holds" if share else "does not hold"
     text = "SMALL costs more than LARGE on some training tasks"
     rows.append({"claim": text, "verdict": verdict, "gain": share})

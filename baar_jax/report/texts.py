@@ -24,6 +24,11 @@ FORMATS = {
   "steps": "z.1f",
   "usd": "z.6f",
 }
+ADVICE = (
+  "Use the model name baar:cost_weight={:g}: it costs ${} per task, which saves {} of "
+  "always-LARGE's dollars, at {} points of {}, on {} test tasks{}."
+)
+FEW_TASKS = 10  # Fewer test tasks than this are too few to tell (our choice).
 # Text of a table's cell without a value.
 DASH = "–"
 
@@ -114,6 +119,22 @@ def claim(results: Results, metric: str) -> str:
   )
 
 
+def advise(results: Results) -> str:
+  """Write which model name to use, and what it saves against always-LARGE on test.
+
+  The sentence is empty if the run has no default policy.
+  """
+  default = results.choice.default
+  if default is None:
+    return ""
+  row = results.policies.loc[[default.key]]
+  (texts,) = as_texts(results, row, "cost_usd", "saved_share", "lead_points").values
+  sr = METRICS[results.data.sr]
+  tasks = len(results.data.tasks)
+  few = ": too few to tell" * (tasks < FEW_TASKS)
+  return ADVICE.format(default.cost_weight, *texts, sr, tasks, few)
+
+
 def describe_models(config: ModelsConfig) -> str:
   """Return "scripted models", or "models at HOST" with the hosts of the endpoints."""
   if config.kind == "scripted":
@@ -125,9 +146,9 @@ def describe_models(config: ModelsConfig) -> str:
 def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
-  There is a line per policy, a table of the caps K, a line with the run's dollars, and
-  the page's claim. Dollars have three significant digits of the cheapest policy without
-  a cap in dollars.
+  There is a line per policy, a table of the caps K, a line with the run's dollars, the
+  page's claim, and its advice. Dollars have three significant digits of the cheapest
+  policy without a cap in dollars.
   """
   sr = results.data.sr
   lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
@@ -150,4 +171,4 @@ def terminal_table(results: Results) -> str:
   if presumed_usd:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
   lines.append(f"{line}; {describe_models(results.config.models)}")
-  return "\n".join([*lines, claim(results, sr)])
+  return "\n".join(filter(None, [*lines, claim(results, sr), advise(results)]))

@@ -1,15 +1,18 @@
 """Test which purse and which conversation a client's call belongs to."""
 
+import asyncio
 import contextlib
 import itertools
 from types import SimpleNamespace
 
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
+from starlette.applications import Starlette
 
 from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
+from baar_serve.__main__ import Opening
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.records import Conversation
 from baar_serve.request import ClientKey, ClientRequest
@@ -181,6 +184,18 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   listed = client.http.get("/v1/models").json()["data"]
   assert {*names} < {model["id"] for model in listed}
   assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
+
+
+def test_the_server_says_which_weight_baar_stands_for(routed, monkeypatch):
+  client = routed()
+
+  def stop(line):
+    raise RuntimeError(line)
+
+  monkeypatch.setattr(client.run, "print", stop)
+  monkeypatch.setattr("baar_serve.__main__.build", lambda *args: Starlette())
+  with pytest.raises(RuntimeError, match="baar stands for baar:cost_weight=0.5"):
+    asyncio.run(Opening(client.config, client.run).open("", None))
 
 
 def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):

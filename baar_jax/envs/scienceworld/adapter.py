@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,7 +138,14 @@ class ScienceWorld(Env):
     """
     types = TASK_TYPES if self.options.short_tasks else AGENTGYM_TYPES
     candidates = interleave(self._list_tasks(name, split) for name in types)
-    tasks = [*itertools.islice(candidates, self.sizes[split])]
+    tasks = []
+    said_s = time.monotonic()
+    for task in itertools.islice(candidates, self.sizes[split]):
+      tasks.append(task)
+      # The search for solutions can take minutes.
+      if time.monotonic() > said_s + 60:
+        said_s = time.monotonic()
+        print(f"listing the tasks of {split}:", len(tasks), "found", file=sys.stderr)
     check_size("ScienceWorld", tasks, split, self.sizes[split])
     return tasks
 
