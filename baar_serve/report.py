@@ -50,7 +50,8 @@ def report(config: ServeConfig) -> None:
   broken = []
   path, scores = find_logs(config)
   rows = [*list_rows(read_logs(path, scores, broken))]
-  print(*broken, sep="\n", end="\n" * bool(broken))
+  for line in broken:
+    print(line)
   if not rows:
     raise ValueError(f"{path} has no call. Set --config.traces to logs of sessions.")
   tables = list_tables(rows, dict(zip(config.models.names, prices_of(config.models))))

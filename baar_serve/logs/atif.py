@@ -14,7 +14,6 @@ def read(log: Log) -> Calls:
   for record in log.records:
     extra = record.get("extra") or {}
     session = str(record.get("session_id") or log.path.stem)
-    log.place = f"session {session!r:.80}"
     entries = []
     for step in record["steps"]:
       tools = []

@@ -25,8 +25,8 @@ def read(log: Log) -> Calls:
     reply.at = record.get("created")
     reply.usage = record.get("usage")
     reply.cost_usd = record.get("cost_usd")
-    entries = [*history, reply]
-    calls = [*write_calls(session, tasks[session], entries, record.get("score"))]
+    score = record.get("score")
+    calls = [*write_calls(session, tasks[session], [*history, reply], score)]
     if len(calls) != number or reply.turn.role != "assistant":
       raise ValueError(f"call {number} must end with assistant message {number}")
     yield calls[-1]

@@ -34,8 +34,9 @@ def read(log: Log) -> Calls:
     usage_object = unpack(record.get("metadata")).get("usage_object")
     reply.usage = response.get("usage") or usage_object or record
     reply.cost_usd = record.get("response_cost", record.get("spend"))
-    session = record.get("trace_id") or record.get("session_id")
-    session = session or record.get("id") or record["request_id"]
+    session = ""
+    for name in ("request_id", "id", "session_id", "trace_id"):
+      session = record.get(name) or session
     yield [*write_calls(session, "", [*history, reply])][-1]
 
 

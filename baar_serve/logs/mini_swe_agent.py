@@ -24,8 +24,6 @@ def read(log: Log) -> Calls:
       # With OpenAI's Responses, a reply is the whole answer.
       answer = extra.get("response") or message
       model = answer.get("model") or record["info"]["config"]["model"]["model_name"]
-      at = extra.get("timestamp")
-      usage = answer.get("usage")
       if message.get("object") == "response":
         turn = responses.read_reply(message)
       elif message.get("type"):
@@ -36,5 +34,14 @@ def read(log: Log) -> Calls:
       stated = CODE.search(turn.text)
       if code is None and stated:
         code = int(stated[1])
-      entries.append(Entry(turn, model, at, usage, extra.get("cost"), code))
+      entries.append(
+        Entry(
+          turn,
+          model,
+          extra.get("timestamp"),
+          answer.get("usage"),
+          extra.get("cost"),
+          code,
+        )
+      )
     yield from write_calls(f"{log.path.parent.name}/{name}", name, entries)

@@ -14,15 +14,14 @@ from baar_serve.logs.record import Calls, Log
 
 # The date in a model's name, such as gpt-4.1-2025-04-14.
 DATE = re.compile(r"-(\d{4}-\d\d-\d\d|\d{8})$")
-# The readers, by fields that only records of their formats have. Chat lines have none.
+# The readers, by a field that records of their formats have; the last one that fits
+# reads. Chat lines have none of these fields.
 READERS = {
+  "type": claude_code,
   "schema_version": atif,
   "trajectory_format": mini_swe_agent,
   "call_type": litellm,
   "payload": codex,
-  "sessionId": claude_code,
-  "leafUuid": claude_code,
-  "snapshot": claude_code,
 }
 # The names of a directory's logs. Claude Code keeps other files beside them.
 NAMES = re.compile(r"(?<!\.meta)(?<!-index)\.jsonl?$")
