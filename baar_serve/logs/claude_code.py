@@ -33,7 +33,7 @@ def read(log: Log) -> Calls:
         entries.append(Entry(turn, return_code=code))
     if record["type"] != "assistant":
       continue
-    names = names or [record["sessionId"], *filter(None, [record.get("agentId")])]
+    names = filter(None, [record["sessionId"], record.get("agentId")])
     id_ = message["id"]
     if id_ in log.seen:
       entries = []
