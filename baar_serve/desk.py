@@ -187,7 +187,8 @@ class Desk:
     same task continues its conversation.
 
     Of several conversations, the call continues one whose replies it has all, in their
-    order; then one of the same task; then the longest; then the one that has waited
+    order; then one of the same task; then one that is not ahead of the call; then the
+    one with most of the call's replies; then the longest; then the one that has waited
     longest.
     """
     atoms = history.atoms
@@ -221,7 +222,10 @@ class Desk:
         state.opening == history.opening,
         # A changed cap has begun a new conversation, to which the call belongs.
         state.policy == self.find_spec(selected, found.purse.cap).key,
+        # A client may leave out the texts of replies that have tool calls.
+        found.last_place < place,
         found.has_replies(atoms, found.records[-1:]),
+        len(own.intersection(atoms)),
         len(found.records),
         -found.changed_s,
       )

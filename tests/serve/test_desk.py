@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
+from standin_forms import Reply
 from starlette.applications import Starlette
 
 from baar_jax import Router
@@ -58,6 +59,28 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   )
   twins = [client.http.app.desk.receive(request) for _ in "ab"]
   assert len({call.conversation.id for call in twins}) == 2
+
+
+@pytest.mark.parametrize("numbers, are_equal", [("000000", True), ("001234", False)])
+def test_tasks_without_our_texts_stay_apart(client, upstream, numbers, are_equal):
+  """Two clients keep the tool calls of each reply, but not its text."""
+  upstream.answer = [Reply("Now.", [("go", {"to": number})]) for number in numbers]
+  first = [*ASK]
+  second = [*ASK]
+  ids = {"first": set(), "second": set()}
+  for tasks in [(first, second), (first, second), (second, first)]:
+    for messages in tasks:
+      answer = client.chat("", messages=messages)
+      task = "first" if messages is first else "second"
+      ids[task].add(answer.headers["x-baar-session-id"])
+      reply = answer.json()["choices"][0]["message"] | {"content": None}
+      result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"]}
+      messages += [reply, result | {"content": "done"}]
+  sessions = client.http.get("/v1/sessions").json()["data"]
+  counts = [len(session["conversations"][0]["steps"]) for session in sessions]
+  assert counts == [3, 3]
+  # Equal calls of equal tasks cannot be told apart.
+  assert are_equal or not ids["first"] & ids["second"]
 
 
 def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path):
