@@ -11,7 +11,6 @@ import gc
 import hashlib
 import os
 import resource
-import signal
 import socket
 import threading
 import tomllib
@@ -31,10 +30,11 @@ from baar_jax.run import Run
 from baar_jax.store import read_run, require_file
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
-from baar_serve.desk import NAME
+from baar_serve.desk import COLLECT, NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.forecast import FORECAST
+from baar_serve.plan import Plan, has_router
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
 
@@ -130,18 +130,23 @@ def serve(config: ServeConfig) -> None:
     # A call in flight needs two open files, its client's and its model's connection.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    server_config = uvicorn.Config(
-      gate,
-      http=Connection,
-      log_level="warning",
-      limit_concurrency=MOST_CONNECTIONS,
-      timeout_graceful_shutdown=GRACE_S,
-      ws="none",
-    )
-    server = uvicorn.Server(server_config)
+    server = make_server(gate)
     server.run(sockets=[listener])
     if opening.error:
       raise opening.error
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+  """Make the server of an application."""
+  config = uvicorn.Config(
+    app,
+    http=Connection,
+    log_level="warning",
+    limit_concurrency=MOST_CONNECTIONS,
+    timeout_graceful_shutdown=GRACE_S,
+    ws="none",
+  )
+  return uvicorn.Server(config)
 
 
 class Connection(HttpToolsProtocol):
@@ -206,7 +211,8 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   """Open and compile the policies that clients can select by the model name.
 
   They are the boundary policies, the random policies, and the router if
-  `--config.policy` is "router". The keys are the rules, such as "small" or "router".
+  `--config.policy` is "router", or "collect" and the run has a router. The keys are the
+  rules, such as "small" or "router".
 
   Raises:
     ValueError: `--config.policy` needs a trained router, and there is none.
@@ -216,7 +222,9 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   policies = {}
   for name, spec in client_specs(run.config).items():
     policies[name] = loader.build(spec)
-  if config.policy == ROUTER:
+  # A session gets another policy in its place; see plan.py.
+  policies[COLLECT] = policies["random"]
+  if config.policy == ROUTER or config.policy == COLLECT and has_router(run):
     source = find_router_files(config.router, files)
     policies[ROUTER] = open_router(source, config.max_sessions)
   for policy in policies.values():
@@ -280,7 +288,10 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
   exchange = Exchange(config, run.config, run.store, sessions, policies)
   if (run.dir / FORECAST).exists():
     exchange.forecast_F = np.load(run.dir / FORECAST)
-  return App(exchange, keys)
+  app = App(exchange, keys)
+  if config.policy == COLLECT:
+    app.desk.assign = Plan(run).assign
+  return app
 
 
 def read_keys(path: Path) -> list[ClientKey]:
@@ -300,8 +311,6 @@ def read_keys(path: Path) -> list[ClientKey]:
 
 def command() -> None:
   """Run the command line; this is the command `baar-serve` of the package."""
-  # The server has a handler of its own while it runs. Finished work is on disk.
-  signal.signal(signal.SIGINT, lambda *_: os._exit(130))
   run_command(serve)
 
 

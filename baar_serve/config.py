@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -81,7 +83,7 @@ class ServeConfig:
     host: Address to listen on. Addresses that other machines can reach need a key.
     port: Port to listen on; 0 takes any free port.
     policy: Policy that decides for the model name "baar". "router" is the trained
-      router.
+      router, "collect" for each session the policy that the run still needs.
     router: Directory of the run whose trained router decides; "" is this run.
     max_usd: Default cap on a session's US dollars, which a client can only lower; None
       is no cap.
@@ -113,7 +115,9 @@ class ServeConfig:
   runs: str = "runs"
   host: str = Field("127.0.0.1", min_length=1, max_length=253)
   port: int = not_negative(8000, 65535)
-  policy: str = Field("router", pattern="^(router|small|large|random|stratified)$")
+  policy: str = Field(
+    "router", pattern="^(router|small|large|random|stratified|collect)$"
+  )
   router: str = ""
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
@@ -154,7 +158,12 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> ServeConfi
 
 
 def run_command(work: Callable[[ServeConfig], None]) -> None:
-  """Do the work of this program's command line."""
+  """Do the work of this program's command line.
+
+  Ctrl-C ends it at once, but for a server that has a handler of its own while it runs.
+  Finished work is on disk.
+  """
+  signal.signal(signal.SIGINT, lambda *_: os._exit(130))
   app.run(functools.partial(do, work), flags_parser=parse)
 
 

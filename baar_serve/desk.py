@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import fnmatch
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.decide import Decider
@@ -28,6 +28,8 @@ from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
+# The rule that stands for the policy that a run still needs; see plan.py.
+COLLECT = "collect"
 # Programs whose work always offers tools, by the beginning of their user-agent. They
 # send a session's title before its first call.
 TOOL_AGENTS = ("claude-cli/", "opencode/")
@@ -49,12 +51,23 @@ class SelectedPolicy(NamedTuple):
   cost_weight: float | None
 
 
+def read_policy(state: State) -> SelectedPolicy:
+  """Return the policy that decides in a conversation."""
+  return SelectedPolicy(state.rule, state.cost_weight)
+
+
 class Desk:
   """Find the purse and the conversation of each call, or begin new ones.
 
   Attributes:
     policies: the policy of each model name that clients may send.
+    assigned: the policy of sessions that are to have one whatever the client asks for,
+      by the session's name.
+    assign: returns the policy that the run still needs of a task, by the task's name;
+      None unless the configured policy is COLLECT.
   """
+
+  assign: Callable[[str], SelectedPolicy] | None = None
 
   def __init__(
     self,
@@ -71,6 +84,7 @@ class Desk:
     self._names = config.models.names
     self._sessions = sessions
     self._deciders = deciders
+    self.assigned: dict[str, SelectedPolicy] = {}
     policy_of_name = {}
     for rule, decider in deciders.items():
       policy = decider.policy
@@ -94,7 +108,7 @@ class Desk:
     key = request.key
     fields = request.fields
     history = read_history(request.body, request.form)
-    selected = self._select(fields.model_name)
+    selected = self.assigned.get(fields.purse) or self._select(fields.model_name)
     purse = self._find_purse(key, fields)
     conversation = self._match(key, fields, history, selected, purse)
     if conversation and not purse:
@@ -115,8 +129,13 @@ class Desk:
       purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
-    policy = self.find_spec(selected, cap).key
+    task_id = fields.task_id or history.opening
     is_side = conversation is None and self._is_side_call(purse, request)
+    if selected.rule == COLLECT and conversation:
+      selected = read_policy(conversation.state)
+    elif selected.rule == COLLECT and not is_side:
+      selected = self.assigned[purse.name] = self.assign(task_id)
+    policy = self.find_spec(selected, cap).key
     if conversation and conversation.state.policy != policy:
       conversation = None
     if conversation is None and not is_side:
@@ -124,7 +143,7 @@ class Desk:
         selected.rule,
         selected.cost_weight,
         policy,
-        task_id=fields.task_id or history.opening,
+        task_id=task_id,
         description=history.task * config.record_text,
         opening=history.opening,
         began_s=time.time(),
@@ -210,7 +229,8 @@ class Desk:
     ranks = {}
     for found in candidates:
       state = found.state
-      if selected != SelectedPolicy(state.rule, state.cost_weight):
+      played = read_policy(state)
+      if selected != played and selected.rule != COLLECT:
         continue
       # A new task may begin with examples that are equal to replies of another one.
       own = {atom for record in found.records for atom in record.atoms}
@@ -221,7 +241,7 @@ class Desk:
         found.has_replies(atoms, found.records),
         state.opening == history.opening,
         # A changed cap has begun a new conversation, to which the call belongs.
-        state.policy == self.find_spec(selected, found.purse.cap).key,
+        state.policy == self.find_spec(played, found.purse.cap).key,
         # A client may leave out the texts of replies that have tool calls.
         found.last_place < place,
         found.has_replies(atoms, found.records[-1:]),

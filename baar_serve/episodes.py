@@ -69,7 +69,7 @@ def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
   """Return the seeds for a policy's sessions of one task, in the order of use.
 
   The stages read episodes by their seeds. The sessions of a boundary policy become
-  trials of the profile first, then of the evaluation.
+  trials of the profile first, then of the evaluation; on dev it is the other way round.
 
   Args:
     policy: the key of the policy.
@@ -83,13 +83,17 @@ def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
       if spec.key == policy:
         profile_seeds = [job.seed for job in jobs]
   purpose = "rollout" if task.split == "train" else task.split
-  later_seeds = itertools.count(seed_of(purpose, 0))
-  return itertools.chain(profile_seeds, later_seeds)
+  first = seed_of(purpose, 0)
+  # Only the evaluation needs every validation task.
+  judged = config.evaluate.seeds * (task.split == "dev")
+  evaluation_seeds = range(first, first + judged)
+  return itertools.chain(evaluation_seeds, profile_seeds, itertools.count(first))
 
 
 def name_task(store: Store, task_id: str, description: str, max_steps: int) -> Task:
   """Return the task with this name; a new name becomes a new task.
 
+  A task that has no text yet gets this one.
   SPLIT_OF assigns the split of a new task, unless a task with the same text has one
   already. The task keeps this split.
 
@@ -99,7 +103,12 @@ def name_task(store: Store, task_id: str, description: str, max_steps: int) -> T
     max_steps: the largest number of steps of the task, if it is new.
   """
   named = {task.id: task for split in SPLITS for task in store.tasks(split)}
-  if task_id not in named:
+  known = named.get(task_id)
+  if known and description and not known.description:
+    named[task_id] = dataclasses.replace(known, description=description)
+    tasks = [named[task.id] for task in store.tasks(known.split)]
+    store.put_tasks(known.split, tasks)
+  elif not known:
     split = SPLIT_OF[len(named) % len(SPLIT_OF)]
     for task in named.values():
       if description and task.description == description:

@@ -338,9 +338,10 @@ class Exchange:
       {record.place: record.step for record in conversation.records}
     )
     # The id seeds the policy's random draws, and the trial number below, which sets the
-    # probability of LARGE in a stratified sample.
+    # probability of LARGE in a stratified sample. A session that is played again under
+    # its name gets the same ones.
     purse = conversation.purse
-    id_ = f"{purse.client}/{purse.name}/{conversation.id}"
+    id_ = f"{purse.client}/{purse.name}/{conversation.state.opening}"
     task = Task(id_, "test", history.task, self._run_config.env.max_steps)
     trial = random.Random(id_).randint(1, self._run_config.references.samples)
     return Live(

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import socket
 import threading
-from http.server import ThreadingHTTPServer
 
 import httpx2
 import openai
@@ -17,6 +16,7 @@ from schedules import run_schedules
 from baar_jax.episode import Task
 from baar_serve import __main__ as serve
 from baar_serve.__main__ import Connection
+from baar_serve.desk import SelectedPolicy
 from examples import agent, corridor
 
 TOOLS = [
@@ -122,25 +122,27 @@ def test_a_browser_sees_sessions_while_they_run(ask, url, upstream):
   assert {url for url in requests if not url.startswith("data:")} == {home}
 
 
-def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
+def test_the_examples_agent_plays_through_the_endpoint(tmp_path, monkeypatch):
   """The agent plays the corridor, which needs no engine."""
-  task, models = (
-    Task("t", "train", "Go.", 12),
-    ThreadingHTTPServer(("127.0.0.1", 0), agent.StandIn),
-  )
-  threading.Thread(target=models.serve_forever, daemon=True).start()
-  models.url = f"http://127.0.0.1:{models.server_address[1]}/v1"
-  client = Client(
-    tmp_path, models, models={"names": agent.PAIR.names}, record_text=True
-  )
+  env = corridor.Corridor(1, 1, 1, 12)
+  games = agent.Games([env], [Task("t", "train", "Go.", 12)])
+  client = Client(tmp_path, games, models={"names": agent.PAIR.names}, record_text=True)
+  client.http.app.desk.assigned["s"] = SelectedPolicy("large", None)
   with contextlib.closing(client.run) as run, serving(client.http.app) as url:
-    with openai.OpenAI(base_url=url, api_key="-") as client:
-      play = agent.Play(task, "baar:large", 0)
-      for _ in range(2):  # A session is played once.
-        agent.play(client, corridor.Corridor(1, 1, 1, 12), play)
+    variables = dict(BAAR_TASK="t", BAAR_TRIAL="0", BAAR_SESSION="s")
+    variables |= dict(BAAR_SCORE=str(tmp_path / "score"), GAMES=f"{games.url}/game")
+    variables |= dict(OPENAI_BASE_URL=f"{url[:-3]}/s/s/v1", OPENAI_API_KEY="-")
+    for name, value in variables.items():
+      monkeypatch.setenv(name, value)
+    agent.play()
+    httpx2.post(f"{url}/sessions/s/score", json={"score": 1.0})
     (episode,) = run.store.episodes("always-large")
-  models.shutdown()
-  assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")
+  games.shutdown()
+  assert (tmp_path / "score").read_text() == "1.0"
+  assert games.free.qsize() == 1
+  assert (
+    episode.steps[0].observation.endswith("door.") and episode.steps[0].score == 0.0
+  )
   actions = [step.action for step in episode.steps]
   assert actions and all(action.startswith("open ") for action in actions)
 

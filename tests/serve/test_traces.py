@@ -58,6 +58,7 @@ def test_a_task_stays_in_the_split_of_its_first_session(run):
   ],
 )
 def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
+  """Task b needs its evaluation first, and a training task its profile."""
   for name in "abcd":
     name_task(run.store, name, "", 9)
   for _ in seeds:
@@ -66,16 +67,16 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
 
 
 def test_the_trials_of_clients_are_collected_in_order(run):
-  tasks = [name_task(run.store, name, "", 9) for name in "ab"]
+  tasks = [name_task(run.store, name, "", 9) for name in "abc"][::2]
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
-  for name, policy in zip("aabbabba", ["always-small"] * 4 + ["always-large"] * 4):
+  for name, policy in zip("aaccacca", ["always-small"] * 4 + ["always-large"] * 4):
     add(run, name, policy)
   episodes = run.source.episodes("", Planned(ALWAYS_LARGE, jobs), Policy)
   assert [(e.task_id, e.seed) for e in episodes] == [
     ("a", 0),
     ("a", 1),
-    ("b", 0),
-    ("b", 1),
+    ("c", 0),
+    ("c", 1),
   ]
 
 

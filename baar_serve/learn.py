@@ -1,0 +1,214 @@
+"""Play an agent's tasks, train a router on its sessions, and tell what it saves.
+
+python -m baar_serve.learn --agent="python my_agent.py" --tasks=tasks.txt --max_usd=5
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+from absl import flags
+
+from baar_jax.episode import SPLITS
+from baar_jax.open import save_default
+from baar_jax.report.table import load_split
+from baar_jax.rollout.jobs import BOUNDARIES
+from baar_jax.run import Run
+from baar_jax.stages import collect, evaluate, train
+from baar_jax.store import require_file
+from baar_serve.__main__ import build, make_server, open_policies
+from baar_serve.app import App
+from baar_serve.config import ServeConfig, open_run, run_command
+from baar_serve.desk import COLLECT
+from baar_serve.episodes import SPLIT_OF, name_task
+from baar_serve.plan import MIXES, Need, Plan, list_router_specs
+
+AT_ONCE = 4  # The number of sessions that are played at the same time.
+# The keys of an agent that has none; the endpoint needs no key.
+KEYS = {"OPENAI_API_KEY": "unused", "ANTHROPIC_API_KEY": "unused"}
+# Seconds before each try to send a score; a session's last call may still be in flight.
+WAITS_S = (0, 1, 10)
+
+
+def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
+  """Play what is missing, train the router, choose its default, and report.
+
+  The run's stored sessions are the only state, so a command that was killed goes on.
+
+  Args:
+    agent: the command that plays the task in BAAR_TASK; "" plays nothing.
+    path: the file with a task on each line.
+    max_usd: the most US dollars of all sessions together.
+
+  Raises:
+    ValueError: a flag is missing or wrong, a session cannot be scored, or `max_usd` is
+      too low.
+  """
+  names = []
+  if agent:
+    lines = require_file(Path(path)).read_text().splitlines()
+    names = [line.strip() for line in lines if line.strip()]
+    if len({*names}) < len(SPLIT_OF) or not max_usd:
+      problem = f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}"
+      remedy = f"at least {len(SPLIT_OF)} different tasks, one on each line"
+      raise ValueError(f"{problem}. Write {remedy}, and set --max_usd above 0.")
+  config = dataclasses.replace(
+    config,
+    policy=COLLECT,
+    router="",
+    record_text=True,
+    max_usd=None,
+    max_large_calls=None,
+    max_total_usd=max_usd,
+  )
+  for split in SPLITS:
+    with contextlib.closing(open_run(config)) as run:
+      for name in names:
+        name_task(run.store, name, "", run.config.env.max_steps)
+      for _ in range(MIXES):
+        needs = Plan(run).list_needs(split)
+        if agent and needs:
+          play_all(config, run, needs, agent)
+      if split == "train":
+        collect.update_vocabulary(run)
+        run.store.finish("references")
+        train.value(run)
+      elif split == "dev":
+        choose(run)
+      else:
+        evaluate.report(run)
+
+
+def choose(run: Run) -> None:
+  """Choose the router's default cost weight by the sessions of validation tasks."""
+  specs = list_router_specs(run.config)
+  listed = [*BOUNDARIES, *specs.values()]
+  data = load_split(run.store, listed, run.config, "dev")
+  default = specs[evaluate.choose_default(data, [*specs])]
+  save_default(run.files(), default.cost_weight)
+
+
+@contextlib.contextmanager
+def serving(app: App) -> Iterator[str]:
+  """Serve an application in a thread, and yield its address, at a free port."""
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    server = make_server(app)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def play_all(config: ServeConfig, run: Run, needs: Sequence[Need], agent: str) -> None:
+  """Play and score sessions, a few at once.
+
+  A session that a killed command has left open is renamed, so that it is played from
+  its beginning; its dollars stay in the ledger.
+
+  Raises:
+    ValueError: a session cannot be scored, or the next one could exceed the dollars.
+  """
+  app = build(config, run, open_policies(config, run))
+  rename = "UPDATE purses SET name = name || '-stopped-' || id WHERE name = ?"
+  for need in needs:
+    app.exchange.sessions.commit((rename, (need.session,)))
+    app.desk.assigned[need.session] = need.selected
+  budget = run.budget
+  most_usd = AT_ONCE * run.store.table().spent_usd.max()
+  with (
+    serving(app) as url,
+    ThreadPoolExecutor(AT_ONCE) as threads,
+    run.progress(f"{needs[0].task.split} sessions", len(needs), 0, "played") as bar,
+  ):
+    play = functools.partial(play_session, config, run, url, agent)
+    for _ in threads.map(play, needs):
+      bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
+      bar.update()
+      left_usd = budget.limit_usd - budget.settled_usd
+      if left_usd < most_usd:
+        raise ValueError(
+          f"--max_usd={budget.limit_usd:g} has ${left_usd:.4f} left, and {AT_ONCE} "
+          f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
+        )
+
+
+def play_session(
+  config: ServeConfig, run: Run, url: str, agent: str, need: Need
+) -> None:
+  """Play a session by the agent's command, and send its score to the endpoint.
+
+  Args:
+    url: the address of the endpoint.
+
+  Raises:
+    ValueError: the agent made no call, a call was refused, or there is no score.
+  """
+  name = need.session
+  path = run.dir / "agent.log"
+  with tempfile.TemporaryDirectory() as directory, path.open("a") as log:
+    score_file = Path(directory, "score")
+    variables = dict(
+      BAAR_TASK=need.task.id,
+      BAAR_SESSION=name,
+      BAAR_TRIAL=str(need.trial),
+      BAAR_SCORE=str(score_file),
+      OPENAI_BASE_URL=f"{url}/s/{name}/v1",
+      OPENAI_API_BASE=f"{url}/s/{name}/v1",
+      ANTHROPIC_BASE_URL=f"{url}/s/{name}",
+    )
+    code = subprocess.run(
+      shlex.split(agent),
+      env=KEYS | os.environ | variables,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+    ).returncode
+    text = str(float(code == 0))
+    if score_file.exists():
+      text = score_file.read_text()
+  session = httpx2.get(f"{url}/v1/sessions/{name}").json()
+  if session.get("refusals", 1):
+    raise ValueError(
+      f"Session {name} has made no call, or --max_usd has stopped it. The agent's exit "
+      f"status is {code}; see {path}. Then run the same command again."
+    )
+  if config.outcome:
+    number = str(session["conversations"][0]["id"])
+    outcome = [*shlex.split(config.outcome), name, number]
+    text = subprocess.run(outcome, stdout=subprocess.PIPE, text=True).stdout
+  try:
+    body = {"score": float(text), "task": need.task.id}
+  except ValueError:
+    raise ValueError(f"{name} has the score {text!r:.40}, not a number.") from None
+  for wait_s in WAITS_S:
+    time.sleep(wait_s)
+    answer = httpx2.post(f"{url}/v1/sessions/{name}/score", json=body)
+    if answer.status_code != 409:
+      break
+  if answer.is_error:
+    raise ValueError(f"{name} has no score: {answer.text}. See {path}.")
+
+
+def command() -> None:
+  """Run the command line."""
+  flags.DEFINE_string("agent", "", "Command that plays the task in BAAR_TASK.")
+  flags.DEFINE_string("tasks", "", "File with a task on each line.")
+  flags.DEFINE_float("max_usd", 0.0, "Most US dollars of all sessions.", 0.0)
+  values = flags.FLAGS
+  run_command(lambda config: learn(config, values.agent, values.tasks, values.max_usd))
+
+
+if __name__ == "__main__":
+  command()

@@ -1,0 +1,112 @@
+"""Plan the sessions that a run still needs, to train a router and to judge it.
+
+Every task is played by both boundary policies, a training task also by random mixes, a
+validation task by the trained router with each cost weight, and a held-out test by the
+router with the default one. So a task is played at most a few times, and the router is
+compared with always-LARGE task by task.
+"""
+
+import collections
+import itertools
+from typing import NamedTuple
+
+from baar_jax.config import Config
+from baar_jax.episode import Task
+from baar_jax.llms.history import hash_text
+from baar_jax.open import HEADS, load_default
+from baar_jax.rivals.families import list_specs
+from baar_jax.rollout.jobs import CONDITIONED
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.run import Run
+from baar_serve.desk import SelectedPolicy
+from baar_serve.episodes import client_specs, name_task
+from baar_serve.request import ROUTER
+
+# The random mixes that a training task is played by, and how many (our choice).
+MIX = SelectedPolicy("stratified", None)
+MIXES = 2
+
+
+class Need(NamedTuple):
+  """A session that a run still needs.
+
+  Attributes:
+    selected: the policy that is to decide.
+    trial: the number of earlier sessions of the task and the policy.
+  """
+
+  task: Task
+  selected: SelectedPolicy
+  trial: int
+
+  @property
+  def session(self) -> str:
+    """Return the session's name, which is the same after a restart."""
+    rule, weight = self.selected
+    return f"{rule}-{weight}-{hash_text(self.task.id)[:12]}-{self.trial}"
+
+
+class Plan:
+  """List what a run still needs; the run's stored sessions are its only state."""
+
+  def __init__(self, run: Run):
+    """Plan for a run."""
+    self._run = run
+    self._turns = itertools.count()
+
+  def list_needs(self, split: str) -> list[Need]:
+    """List the next missing session of each task of a split and each policy.
+
+    A router is trained once, so training tasks need nothing more after that.
+    """
+    run = self._run
+    specs = client_specs(run.config)
+    wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}
+    if split == "train" and has_router(run):
+      return []
+    if split == "train":
+      wanted[MIX] = specs[MIX.rule]
+    elif has_router(run):
+      for spec in list_router_specs(run.config).values():
+        if split == "dev" or spec.cost_weight == load_default(run.files()):
+          wanted[SelectedPolicy(ROUTER, spec.cost_weight)] = spec
+    needs = []
+    for selected, spec in wanted.items():
+      keys = run.store.keys(spec.key)
+      played = collections.Counter(task_id for task_id, _ in keys)
+      for task in run.store.tasks(split):
+        trial = played[task.id]
+        if trial < (MIXES if selected == MIX else 1):
+          needs.append(Need(task, selected, trial))
+    return needs
+
+  def assign(self, task_id: str) -> SelectedPolicy:
+    """Return the policy for a new session: what its task still needs.
+
+    New sessions get its options in turns. A task that needs nothing gets a random mix.
+
+    Args:
+      task_id: the name of the task; a new name becomes a new task.
+    """
+    run = self._run
+    task = name_task(run.store, task_id, "", run.config.env.max_steps)
+    options = []
+    for need in self.list_needs(task.split):
+      if need.task.id == task_id:
+        options.append(need.selected)
+    options = options or [MIX]
+    return options[next(self._turns) % len(options)]
+
+
+def has_router(run: Run) -> bool:
+  """Tell whether a run has a trained router."""
+  return (run.files().checkpoints("value") / HEADS).exists()
+
+
+def list_router_specs(config: Config) -> dict[str, PolicySpec]:
+  """Return the router's policies without a cap by key, one for each cost weight."""
+  specs = {}
+  for spec in list_specs(config):
+    if spec.family == CONDITIONED and not spec.cap:
+      specs[spec.key] = spec
+  return specs

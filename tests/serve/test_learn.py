@@ -1,0 +1,139 @@
+"""Test that one command plays an agent, trains, and goes on after it was killed."""
+
+import subprocess
+import sys
+
+import pytest
+from endpoint import ASK, PRICES, REPLY, assistant, user
+
+from baar_jax.config import ValueConfig
+from baar_jax.open import load_default
+from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
+from baar_serve.desk import SelectedPolicy
+from configs import quickstart
+
+SMALL, LARGE = SelectedPolicy("small", None), SelectedPolicy("large", None)
+# An agent that calls twice, and fails hard tasks without LARGE. In some sessions, it
+# kills the command that has started it.
+AGENT = """
+import json, os, sys, urllib.request
+file, *kills = sys.argv[1:]
+with open(file, "a+") as log:
+  print(os.environ["BAAR_SESSION"], file=log, flush=True)
+  log.seek(0)
+  number = len(log.readlines())
+models, messages = [], [dict(role="user", content=os.environ["BAAR_TASK"])]
+for _ in range(2):
+  body = json.dumps(dict(model="gpt-4.1-mini", messages=messages)).encode()
+  url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+  headers = {"content-type": "application/json"}
+  with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as reply:
+    answer = json.load(reply)
+  if str(number) in kills:
+    os.kill(os.getppid(), 9)
+  models.append(answer["model"])
+  messages += [answer["choices"][0]["message"], dict(role="user", content="Go on.")]
+sys.exit("hard" in os.environ["BAAR_TASK"] and "large" not in models)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, upstream, monkeypatch):
+  """start(name): make a run whose router is small; return its configuration."""
+  config = quickstart.get_config()
+  config.value = ValueConfig(30, cost_weights=(0.1, 1.0), heads=2, widths=(8, 8))
+  monkeypatch.setattr(quickstart, "get_config", lambda: config)
+  (tmp_path / "agent.py").write_text(AGENT)
+
+  def start(name):
+    models = UpstreamsConfig(
+      names=("small", "large"), prices=PRICES, base_urls=(upstream.url,)
+    )
+    config = ServeConfig(
+      name=name,
+      runs=str(tmp_path),
+      policy="collect",
+      record_text=True,
+      max_total_usd=100.0,
+      models=models,
+    )
+    open_run(config).close()
+    return config
+
+  return start
+
+
+def run_command(tmp_path, upstream, name, *kills):
+  """Run the command until it ends by itself; return its starts and its sessions."""
+  tasks = tmp_path / "tasks.txt"
+  tasks.write_text("\n".join(f"{kind} {n}" for n in "abc" for kind in ("hard", "easy")))
+  log = tmp_path / f"{name}.log"
+  words = [sys.executable, tmp_path / "agent.py", log, *kills]
+  agent = " ".join(map(str, words))
+  command = [sys.executable, "-m", "baar_serve.learn", f"--agent={agent}"]
+  command += [f"--tasks={tasks}", "--max_usd=100", f"--config.runs={tmp_path}"]
+  command += [f"--config.name={name}", f"--config.models.base_urls=('{upstream.url}',)"]
+  command += ["--config.models.names=('small','large')"]
+  command += [f"--config.models.prices={PRICES}"]
+  codes = []
+  while not codes or codes[-1] == -9:
+    codes.append(subprocess.run(command, stdout=subprocess.PIPE).returncode)
+  assert codes[-1] == 0
+  return len(codes), len(log.read_text().splitlines())
+
+
+def read_result(config):
+  """Read the stored sessions and the default cost weight."""
+  run = open_run(config)
+  table = run.store.table()[["policy", "task_id", "seed", "score", "cost_usd"]]
+  rows = sorted(table.itertuples(index=False))
+  default = load_default(run.files())
+  run.close()
+  return rows, default
+
+
+def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
+  """Of six tasks four are for training, and each is played four times. The other two
+  are played by both boundaries, and by two routers or by one."""
+  plain, killed = start("plain"), start("killed")
+  assert run_command(tmp_path, upstream, "plain") == (1, 4 * 4 + 4 + 3)
+  starts, sessions = run_command(tmp_path, upstream, "killed", 2, 18, 23)
+  assert starts == 4 and sessions > 4 * 4 + 4 + 3
+  assert read_result(killed) == read_result(plain)
+  assert (tmp_path / "killed" / "report" / "index.html").exists()
+
+
+def test_collect_gives_a_session_what_its_task_still_needs(open_client):
+  """Tasks a and c are for training, b is a validation task. The options of a task take
+  turns, what has a score is no option any more, and a session keeps its policy."""
+  client = open_client(policy="collect", record_text=True)
+
+  def play(session, task):
+    client.chat(session, {"x-baar-task": task})
+    return client.session(session)["policy"]
+
+  assert (play("1", "a"), play("2", "b")) == ("always-small", "always-large")
+  mixed = play("3", "a")
+  assert mixed.startswith("stratified")
+  assert [play(name, "c") for name in "45"] == ["always-small", "always-large"]
+  client.post("/v1/sessions/1/score", {"score": 1.0})
+  assert [play(name, "a") for name in "67"] == [mixed, "always-large"]
+  messages = [*ASK, assistant(REPLY), user("on")]
+  client.chat("3", messages=messages)
+  assert [state["policy"] for state in client.session("3")["conversations"]] == [mixed]
+  assert client.run.store.tasks("train")[0].description == "go out"
+
+
+def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client):
+  client = open_client(policy="collect")
+  body = {"model": "baar", "messages": ASK}
+  names = []
+  for messages in (ASK, ASK, [*ASK, assistant(REPLY), user("on")]):
+    answer = client.post("/v1/chat/completions", body | {"messages": messages})
+    names.append(answer.headers["x-baar-session-id"])
+  sessions = [client.session(name) for name in names]
+  assert [session["policy"] for session in sessions[:2]] == [
+    "always-small",
+    "always-large",
+  ]
+  assert names[2] in names[:2] and len(sessions[2]["conversations"]) == 1
