@@ -34,6 +34,7 @@ from baar_serve.desk import COLLECT, NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.forecast import FORECAST
+from baar_serve.offpolicy import list_estimates
 from baar_serve.plan import Plan, has_router
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
@@ -224,7 +225,8 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
     policies[name] = loader.build(spec)
   # A session gets another policy in its place; see plan.py.
   policies[COLLECT] = policies["random"]
-  if config.policy == ROUTER or config.policy == COLLECT and has_router(run):
+  is_collecting = config.policy == COLLECT and has_router(run)
+  if config.policy == ROUTER or config.shadow or is_collecting:
     source = find_router_files(config.router, files)
     policies[ROUTER] = open_router(source, config.max_sessions)
   for policy in policies.values():
@@ -291,6 +293,10 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
   app = App(exchange, keys)
   if config.policy == COLLECT:
     app.desk.assign = Plan(run).assign
+  if config.shadow:
+    files = find_router_files(config.router, run.files())
+    estimate = functools.partial(list_estimates, files, run.dir)
+    app.estimate = functools.lru_cache(1)(estimate)
   return app
 
 

@@ -314,9 +314,13 @@ class Desk:
     score = ""
     marks = {"refused": session["refusals"], "failed": len(session["failures"])}
     marks |= {"in flight": session["in_flight"], "foreign history": 0}
+    marks["routed otherwise"] = 0
     conversation = dict(task_id="side calls", text="", program="")
     for conversation in session["conversations"]:
       models.update(step["model"] for step in conversation["steps"])
+      for step in conversation["steps"]:
+        choices = {step["model"], step.get("router") or step["model"]}
+        marks["routed otherwise"] += len(choices) - 1
       marks["foreign history"] += conversation["is_foreign"]
       if conversation["score"] is not None:
         score = f"{conversation['score']:g}"
@@ -381,6 +385,8 @@ class Desk:
     for record in conversation.records:
       step = record.step
       fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      if self._config.shadow:
+        fields["router"] = dict(enumerate(names)).get(record.shadow)
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(read_usage(step)))

@@ -28,7 +28,7 @@ from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
 from baar_serve.records import Conversation, Purse, read_usage
-from baar_serve.request import END, ClientRequest, Refusal, SessionScore
+from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Sessions
 
@@ -301,11 +301,17 @@ class Exchange:
       call.forecast = self._forecast(call)
     affordable = await self.budgets.find_affordable(call)
     decision = Decision(affordable.models[0])
+    shadows = []
     if conversation:
       async with conversation.deciding:
         if len(affordable.models) > 1:
           live = self._make_live(call)
-          decision = await self.deciders[conversation.state.rule].decide(live)
+          rules = [conversation.state.rule]
+          if self.config.shadow and rules != [ROUTER]:
+            rules.append(ROUTER)
+          decision, *shadows = await asyncio.gather(
+            *[self.deciders[rule].decide(live) for rule in rules]
+          )
         # Other calls may have spent dollars since.
         affordable = await self.budgets.find_affordable(call)
       if conversation.score is not None:
@@ -313,10 +319,11 @@ class Exchange:
           409, "The task was scored during this call. Send the call of the next task."
         )
       decision = decision.within(affordable.models)
+      shadows = [shadow.within(affordable.models).model for shadow in shadows]
     self.budgets.metrics.added_s.observe(time.monotonic() - call.start_s)
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
-    return RoutedCall(call, self.budgets, step, affordable, decision)
+    return RoutedCall(call, self.budgets, step, affordable, decision, *shadows)
 
   def _forecast(self, call: ClientCall) -> str:
     """Forecast from the texts of a call whether its conversation will succeed."""

@@ -60,6 +60,7 @@ class Record:
     has_tools: whether the call offered tools.
     number: the number of the attempt that completed the step.
     known: how usual the text was for the router; None if unknown.
+    shadow: the model that the router would have chosen; None if it was not asked.
   """
 
   step: Step
@@ -70,6 +71,7 @@ class Record:
   has_tools: bool = False
   number: int = 0
   known: float | None = None
+  shadow: int | None = None
 
 
 RECORD = TypeAdapter(Record)

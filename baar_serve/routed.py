@@ -187,6 +187,8 @@ class RoutedCall:
     step: the conversation's next step; `step.model` is the chosen model.
     affordable: the affordable models when the model was last chosen.
     decision: the decision of the conversation's policy.
+    shadow: the model that the router would have chosen; None without
+      `--config.shadow`.
     last_attempt: the newest attempt; None before the first.
     usd: US dollars of all attempts; None until the reply is booked.
     answer: the whole answer, as far as it is known.
@@ -197,6 +199,7 @@ class RoutedCall:
   step: Step
   affordable: AffordableModels
   decision: Decision
+  shadow: int | None = None
   last_attempt: Attempt | None = None
   usd: float | None = None
   answer: dict = dataclasses.field(default_factory=dict)
@@ -419,5 +422,6 @@ class RoutedCall:
         call.bound_tokens,
         call.has_tools,
         known=self.decision.known,
+        shadow=self.shadow,
       )
     self.end(outcome, billed, record)

@@ -192,7 +192,7 @@ def routed(tmp_path, upstream, monkeypatch):
   (tmp_path / "served" / "vocabulary.npz").touch()
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(
-      Client(tmp_path, upstream, policy="router", **serve)
+      Client(tmp_path, upstream, **{"policy": "router"} | serve)
     )
 
 
@@ -219,6 +219,19 @@ def test_the_server_says_which_weight_baar_stands_for(routed, monkeypatch):
   monkeypatch.setattr("baar_serve.__main__.build", lambda *args: Starlette())
   with pytest.raises(RuntimeError, match="baar stands for baar:cost_weight=0.5"):
     asyncio.run(Opening(client.config, client.run).open("", None))
+
+
+def test_a_shadow_decides_beside_the_policy_without_a_call(routed, upstream):
+  client = routed(policy="small", shadow=True)
+  router = client.exchange.deciders["router"].policy
+  router.choose = lambda lives: [Decision(1) for _ in lives]
+  assert client.chat().json()["model"] == "small"
+  (step,) = client.session()["steps"]
+  assert (step["model"], step["router"]) == ("small", "large")
+  assert len(upstream.seen) == 1
+  page = client.http.get("/").text
+  assert "1 routed otherwise" in page
+  assert "No session of a random policy" in page
 
 
 def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
