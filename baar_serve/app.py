@@ -51,7 +51,10 @@ EVENT_STREAM = "text/event-stream"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 REPORT = Path(__file__).parents[1] / "baar_jax" / "report"
-TEMPLATE_DIRS = (Path(__file__).parent, REPORT)
+JINJA = jinja2.Environment(
+  loader=jinja2.FileSystemLoader((Path(__file__).parent, REPORT)), autoescape=True
+)
+PAGE = JINJA.get_template("sessions.html.j2")
 
 
 class Caps(StrictRecord):
@@ -87,10 +90,6 @@ class App(Starlette):
     self.desk = Desk(exchange.config, exchange.sessions, exchange.deciders)
     # The page's totals read the whole ledger, so this happens once a minute.
     self._list_totals = functools.lru_cache(self.desk.list_totals)
-    jinja = jinja2.Environment(
-      loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
-    )
-    self._page = jinja.get_template("sessions.html.j2")
     table = {
       "GET /v1/models": self._list_models,
       "GET /v1/responses": self._refuse_socket,
@@ -369,7 +368,7 @@ class App(Starlette):
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
         older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
       )
-    page = self._page.render(
+    page = PAGE.render(
       fields,
       config=exchange.config,
       query=request.query_params,

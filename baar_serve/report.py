@@ -8,11 +8,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import jinja2
 import numpy as np
 import pandas as pd
 
-from baar_jax.episode import Call
 from baar_jax.llms.prices import (
   CACHE_RULES,
   Billing,
@@ -22,10 +20,10 @@ from baar_jax.llms.prices import (
   list_price,
   prices_of,
 )
-from baar_serve.app import TEMPLATE_DIRS
+from baar_serve.app import PAGE
 from baar_serve.config import ServeConfig, run_command
 from baar_serve.forecast import FORECAST, Facts, fit_forecast
-from baar_serve.logs.read import DATE, find_logs, read_logs
+from baar_serve.logs.read import DATE, read_logs
 from baar_serve.logs.record import Calls
 from baar_serve.validation import (
   cross_validate,
@@ -39,6 +37,8 @@ from baar_serve.validation import (
 CIRCLE = 3
 # Most sessions in circles that the page lists.
 MOST_ROWS = 20
+# The last prompt of a session that has none.
+COLD = Read(0, 0.0)
 
 
 def report(config: ServeConfig) -> None:
@@ -48,17 +48,22 @@ def report(config: ServeConfig) -> None:
     ValueError: no file is named, or it has no call.
   """
   broken = []
-  path, scores = find_logs(config)
-  rows = [*list_rows(read_logs(path, scores, broken))]
+  rows = [*list_rows(read_logs(config, broken))]
   for line in broken:
     print(line)
   if not rows:
-    raise ValueError(f"{path} has no call. Set --config.traces to logs of sessions.")
-  tables = list_tables(rows, dict(zip(config.models.names, prices_of(config.models))))
+    raise ValueError(
+      f"{config.traces} has no call. Set --config.traces to logs of sessions."
+    )
+  prices = dict(zip(config.models.names, prices_of(config.models)))
+  costs = price_rows(rows, prices)
+  calls = make_frame(rows)
+  tables = list_tables(calls)
+  tables["The same tokens at list prices, each model with its own cache"] = costs
   directory = Path(config.runs) / config.name
   page = directory / "report" / "logs.html"
   page.parent.mkdir(parents=True, exist_ok=True)
-  scored = list_scored(make_frame(rows))
+  scored = list_scored(calls)
   if len(scored):
     forecasts = cross_validate(scored)
     tables["Forecast of success by step"] = tabulate_steps(forecasts)
@@ -67,89 +72,52 @@ def report(config: ServeConfig) -> None:
     np.save(directory / FORECAST, weight_F)
   for title, table in tables.items():
     print(f"\n{title}\n{table.to_string(index=False)}")
-  jinja = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(TEMPLATE_DIRS), autoescape=True
-  )
-  shown = {}
-  for title, table in tables.items():
-    shown[title] = table.astype(object).where(table.notna(), None).to_dict("records")
-  text = jinja.get_template("sessions.html.j2").render(
-    config=config, tables=shown, broken=broken
-  )
-  page.write_text(text)
+  page.write_text(PAGE.render(config=config, tables=tables, broken=broken))
   print(f"\n{page}")
 
 
 def list_rows(calls: Calls) -> Iterator[dict]:
-  """Yield the figures of each call, without its texts.
+  """Yield a row for each call, with hashes for its texts.
 
-  `usd` is what the log states; None without.
+  A row also has the facts before the call, and `last`, the prompt of its session that
+  models may have cached. A prompt that is shorter than the last one begins a new
+  history, of which nothing is cached (our choice).
   """
-  steps = collections.Counter()
-  read_tokens = {}
-  actions = {}
-  results = collections.Counter()
-  circling = set()
+  reads = {}
   facts = collections.defaultdict(Facts)
   for call in calls:
     session = call.session
-    usage = call.usage or call.estimate_usage(read_tokens.get(session, 0))
-    read_tokens[session] = usage.prompt_tokens + usage.completion_tokens
-    if actions.get(session):
-      result = hash((session, actions[session], call.observation))
-      results[result] += 1
-      if results[result] >= CIRCLE:
-        circling.add(session)
-    actions[session] = call.action
-    steps[session] += 1
+    read = Read(call.usage.prompt_tokens, call.at_s or 0.0)
+    last = reads.get(session, COLD)
+    reads[session] = read
     day = call.at_s and time.strftime("%F", time.gmtime(call.at_s))
-    facts_F = facts[session].list()
-    usd = call.cost_usd or 0.0
-    facts[session].add(call.observation, call.action, usage, usd)
-    yield dict(
-      session=session,
-      task=call.task,
-      step=steps[session],
+    yield vars(call) | dict(
+      text="",
       # A provider answers with the dated name of a model.
       model=DATE.sub("", call.model).rpartition("/")[2],
+      observation=hash(call.observation),
+      # An action that is not recorded, whose hash is 0, is no repeat.
+      action=hash(call.action) or None,
       day=day or "unknown",
-      at_s=call.at_s or 0.0,
-      usage=usage,
-      is_estimated=call.usage is None,
-      usd=call.cost_usd,
-      is_circling=session in circling,
-      score=call.score,
-      facts=facts_F,
+      at_s=read.at_s,
+      last=last if last.tokens <= read.tokens else COLD,
+      facts=facts[session].list(),
     )
+    facts[session].add(call.observation, call.action, call.usage, call.usd or 0.0)
 
 
-def bill(rows: list[dict], model: str, price: Price) -> list[Call]:
-  """Bill all calls at a model's price and with its prompt cache.
+def price_rows(rows: list[dict], prices: dict[str, Price]) -> pd.DataFrame:
+  """Compute the dollars that all calls cost at each model's price, with its own cache.
 
-  The tokens stay as they are. A prompt that is shorter than the last one of its session
-  begins a new history, of which nothing is cached (our choice).
-  """
-  billing = Billing((price,), (find_row(CACHE_RULES, model),))
-  reads = {}
-  calls = []
-  for row in rows:
-    usage = row["usage"]
-    prompt_tokens = usage.prompt_tokens
-    last = reads.get(row["session"])
-    kept = [last] if last and last.tokens <= prompt_tokens else []
-    now_s = row["at_s"]
-    reads[row["session"]] = Read(prompt_tokens, now_s)
-    call = billing.bill(0, kept, prompt_tokens, usage.completion_tokens, now_s)
-    calls.append(call)
-  return calls
-
-
-def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.DataFrame]:
-  """Compute the tables of the page, by title.
+  The rows get the dollars that the log does not state, and the cached tokens of usage
+  that is estimated.
 
   Args:
-    rows: the figures of the calls.
+    rows: see `list_rows`.
     prices: the prices of the configured models; other models have list prices.
+
+  Returns:
+    A row for each model that has a price.
   """
   costs = []
   for model in sorted({*prices, *(row["model"] for row in rows)}):
@@ -157,15 +125,41 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
       price = prices.get(model) or list_price(model)
     except ValueError:
       continue
-    calls = bill(rows, model, price)
-    costs.append(dict(model=model, usd=sum(call.cost_usd for call in calls)))
-    for row, call in zip(rows, calls):
+    billing = Billing((price,), (find_row(CACHE_RULES, model),))
+    usd = 0.0
+    for row in rows:
+      usage = row["usage"]
+      call = billing.bill(
+        0, [row["last"]], usage.prompt_tokens, usage.completion_tokens, row["at_s"]
+      )
+      usd += call.cost_usd
       if row["model"] == model and row["is_estimated"]:
         row["usage"] = call.usage
       if row["model"] == model and row["usd"] is None:
         row["usd"] = price.cost_usd(row["usage"])
-  frame = make_frame(rows)
-  circling = frame[frame.is_circling].groupby("session")
+    costs.append(dict(model=model, usd=usd))
+  return pd.DataFrame(costs)
+
+
+def make_frame(rows: list[dict]) -> pd.DataFrame:
+  """Make a table of priced calls, with their tokens, step and session's success."""
+  calls = pd.DataFrame(rows)
+  calls = calls.join(pd.DataFrame([*calls.usage])).astype(dict(usd=float))
+  sessions = calls.groupby("session")
+  calls["step"] = sessions.cumcount() + 1
+  # The last score that a session has is the score of all its rows.
+  calls["score"] = sessions.score.transform("last").astype(float)
+  calls["success"] = calls.score // 1
+  calls["last_action"] = sessions.action.shift()
+  results = calls.groupby(["session", "last_action", "observation"])
+  is_circle = results.cumcount() >= CIRCLE - 1
+  calls["is_circling"] = is_circle.groupby(calls.session).cummax()
+  return calls
+
+
+def list_tables(calls: pd.DataFrame) -> dict[str, pd.DataFrame]:
+  """Compute the tables of the page, by title."""
+  circling = calls[calls.is_circling].groupby("session")
   circles = pd.DataFrame(
     dict(
       log=circling.session.first(),
@@ -176,36 +170,22 @@ def list_tables(rows: list[dict], prices: dict[str, Price]) -> dict[str, pd.Data
     )
   )
   circles = circles.sort_values(["after_usd", "steps_after"], ascending=False)
-  total = add_up(frame.assign(all="all"), "all")
+  total = add_up(calls.assign(all="all"), "all")
   total["sessions_in_circles"] = len(circles)
   total["circles_usd"] = circles.after_usd.sum(min_count=1)
   return {
     "All sessions": total,
-    "By model": add_up(frame, "model"),
-    "By day (UTC)": add_up(frame, "day"),
-    "The same tokens at list prices, each model with its own cache": pd.DataFrame(
-      costs
-    ),
+    "By model": add_up(calls, "model"),
+    "By day (UTC)": add_up(calls, "day"),
     "Sessions in circles: one action, one observation, three times": circles.head(
       MOST_ROWS
     ),
   }
 
 
-def make_frame(rows: list[dict]) -> pd.DataFrame:
-  """Make a table of the calls, with their tokens, dollars, facts and score."""
-  usages = pd.DataFrame([row["usage"] for row in rows])
-  frame = pd.concat([pd.DataFrame(rows), usages], axis=1)
-  frame["usd"] = frame.usd.astype(float)
-  # The last score that a session has is the score of all its rows.
-  frame["score"] = frame.groupby("session").score.transform("last").astype(float)
-  return frame
-
-
-def add_up(frame: pd.DataFrame, key: str) -> pd.DataFrame:
+def add_up(calls: pd.DataFrame, key: str) -> pd.DataFrame:
   """Add up the calls with one value of a column, a row for each value."""
-  groups = frame.groupby(key)
-  scores = frame.drop_duplicates([key, "session"]).dropna(subset="score")
+  groups = calls.groupby(key)
   prompt_tokens = groups.prompt_tokens.sum()
   columns = dict(
     sessions=groups.session.nunique(),
@@ -214,9 +194,9 @@ def add_up(frame: pd.DataFrame, key: str) -> pd.DataFrame:
     prompt_tokens=prompt_tokens,
     cached_share=groups.cached_tokens.sum() / prompt_tokens,
     completion_tokens=groups.completion_tokens.sum(),
-    success_rate=(scores.score >= 1).groupby(scores[key]).mean(),
+    success_rate=calls.drop_duplicates([key, "session"]).groupby(key).success.mean(),
     steps_with_estimated_tokens=groups.is_estimated.sum(),
-    steps_without_a_price=frame.usd.isna().groupby(frame[key]).sum(),
+    steps_without_a_price=groups.size() - groups.usd.count(),
   )
   return pd.DataFrame(columns).reset_index(names=key)
 

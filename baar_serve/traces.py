@@ -5,19 +5,15 @@ python -m baar_serve.traces --config.name=mine --config.traces=FILE_OR_DIRECTORY
 
 import collections
 import contextlib
-from pathlib import Path
 
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.prices import prices_of
-from baar_jax.rollout.jobs import (
-  BOUNDARIES,
-  stratified_spec,
-)
+from baar_jax.rollout.jobs import BOUNDARIES, stratified_spec
 from baar_jax.run import Run
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
-from baar_serve.logs.read import DATE, find_logs, read_logs
+from baar_serve.logs.read import DATE, read_logs
 from baar_serve.logs.record import LoggedCall
 from baar_serve.request import SessionScore
 
@@ -28,16 +24,12 @@ def load_file(config: ServeConfig) -> None:
   Raises:
     ValueError: no file is named, or it has a wrong record.
   """
-  path, scores = find_logs(config)
   with contextlib.closing(open_run(config)) as run:
-    store_file(path, run, scores)
+    store_file(config, run)
 
 
-def store_file(path: Path, run: Run, scores: dict[str, float] | None = None) -> None:
-  """Store the sessions of a file or directory as episodes, each session once.
-
-  Args:
-    scores: see `read_logs`.
+def store_file(config: ServeConfig, run: Run) -> None:
+  """Store the sessions of `--config.traces` as episodes of a run, each session once.
 
   Raises:
     ValueError: a record or a session is wrong. Then no session is stored.
@@ -45,13 +37,13 @@ def store_file(path: Path, run: Run, scores: dict[str, float] | None = None) -> 
   calls_by_session = collections.defaultdict(list)
   sessions = []
   broken = []
-  for call in read_logs(path, scores or {}, broken):
+  for call in read_logs(config, broken):
     calls_by_session[call.session].append(call)
   for id_, calls in calls_by_session.items():
     try:
       sessions.append(read_session(id_, calls, run.config))
     except ValueError as error:
-      broken.append(f"{path}, session {id_!r:.80}: {error}")
+      broken.append(f"{config.traces}, session {id_!r:.80}: {error}")
   if broken:
     problem = broken[0].rstrip(".")
     remedy = "Correct the file (baar_serve/README.md), and import it again."
@@ -81,16 +73,13 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> ScoredSes
   prices = prices_of(config.models)
   steps = []
   fields = {"task": calls[-1].task}
-  read_tokens = 0
   for call in calls:
     # A provider answers with the dated name of a model.
     name = call.model if call.model in names else DATE.sub("", call.model)
     if name not in names:
       raise ValueError(f"--config.models.names lacks the model {call.model!r:.80}")
     model = names.index(name)
-    usage = call.usage or call.estimate_usage(read_tokens)
-    read_tokens = usage.prompt_tokens + usage.completion_tokens
-    cost = Call(model, usage, prices[model].cost_usd(usage))
+    cost = Call(model, call.usage, prices[model].cost_usd(call.usage))
     steps.append(Step(call.observation, model, call.action, [cost]))
     if call.score is not None:
       fields["score"] = call.score

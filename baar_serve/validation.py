@@ -17,14 +17,8 @@ def list_scored(calls: pd.DataFrame) -> pd.DataFrame:
 
   Args:
     calls: a row for each call; see `report.make_frame`.
-
-  Returns:
-    The rows with the column success. Without any dollars, each call costs 1.
   """
-  scored = calls.dropna(subset="score")
-  scored = scored.assign(success=scored.score >= 1, usd=scored.usd.fillna(0.0))
-  if not scored.usd.any():
-    scored["usd"] = 1.0
+  scored = calls.dropna(subset="score").astype(dict(success=bool))
   counts = scored.success[scored.step == 1].value_counts().reindex([True, False])
   return scored if (counts >= FEWEST).all() else scored[:0]
 

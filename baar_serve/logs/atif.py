@@ -11,7 +11,7 @@ from baar_serve.logs.record import Calls, Entry, Log, write_calls
 
 def read(log: Log) -> Calls:
   """Read the calls of each trajectory; task and score are in its field `extra`."""
-  for record in log.records:
+  for record in log.load():
     extra = record.get("extra") or {}
     session = str(record.get("session_id") or log.path.stem)
     entries = []

@@ -13,20 +13,21 @@ def read(log: Log) -> Calls:
     ValueError: the n-th call of a session does not end with its n-th reply.
   """
   counts = collections.Counter()
-  tasks = {}
-  for record in log.records:
+  for record in log.load():
     session = str(record["session"])
-    log.place = f"session {session!r:.80}"
     counts[session] += 1
     number = counts[session]
-    tasks[session] = str(record.get("task") or tasks.get(session, ""))
-    *history, reply = map(Entry, FORMS["chat/completions"].read_turns(record))
-    reply.model = record["model"]
-    reply.at = record.get("created")
-    reply.usage = record.get("usage")
-    reply.cost_usd = record.get("cost_usd")
-    score = record.get("score")
-    calls = [*write_calls(session, tasks[session], [*history, reply], score)]
-    if len(calls) != number or reply.turn.role != "assistant":
+    *history, turn = FORMS["chat/completions"].read_turns(record)
+    reply = Entry(
+      turn,
+      record["model"],
+      record.get("created"),
+      record.get("usage"),
+      record.get("cost_usd"),
+    )
+    entries = [*map(Entry, history), reply]
+    task = str(record.get("task", ""))
+    calls = [*write_calls(session, task, entries, record.get("score"))]
+    if len(calls) != number or turn.role != "assistant":
       raise ValueError(f"call {number} must end with assistant message {number}")
     yield calls[-1]

@@ -4,47 +4,40 @@ The format has no specification. Sources: the fixtures of daaain/claude-code-log
 survey jeremedia/claude-code-log-format and the reader of ryoppippi/ccusage.
 """
 
-from baar_jax.llms.history import Turn
 from baar_serve.forms import FORMS
+from baar_serve.forms.responses import join_replies
 from baar_serve.logs.record import Calls, Entry, Log, write_calls
 
 
 def read(log: Log) -> Calls:
-  """Read the calls; those of a subagent are a session of their own.
+  """Read the calls; those of a subagent are a file, and so a session, of their own.
 
   A reply has a record for each of its blocks, and the last one has the whole usage. A
   session that goes on from another one repeats its records, which are left out.
   """
   form = FORMS["messages"]
-  names = []
   entries = []
-  blocks_by_id = {}
-  for record in log.records:
+  replies = {}
+  for record in log.load():
     # Claude Code itself writes records with isMeta and messages of "<synthetic>".
     message = record.get("message") or {}
     if record.get("isMeta") or message.get("model") == "<synthetic>":
       continue
     if record["type"] == "user":
-      code = None
-      for block in message["content"]:
-        if "tool_use_id" in block:
-          code = code or int(bool(block.get("is_error")))
-      for turn in form.read_entry(message):
-        entries.append(Entry(turn, return_code=code))
+      entries += map(Entry, form.read_entry(message))
     if record["type"] != "assistant":
       continue
-    names = filter(None, [record["sessionId"], record.get("agentId")])
     id_ = message["id"]
     if id_ in log.seen:
       entries = []
       continue
-    blocks = blocks_by_id.setdefault(id_, [])
-    if not blocks:
-      reply = Entry(Turn("assistant", ""), message["model"], record["timestamp"])
-      entries.append(reply)
-    blocks += message["content"]
-    reply.turn = form.read_reply({"content": blocks})
-    reply.usage = message.get("usage")
-    reply.cost_usd = record.get("costUSD")
-  log.seen.update(blocks_by_id)
-  yield from write_calls("/".join(names), "", entries)
+    turn = form.read_reply(message)
+    if id_ in replies:
+      (turn,) = join_replies([replies[id_].turn, turn])
+    else:
+      replies[id_] = Entry(turn, message["model"], record["timestamp"])
+      entries.append(replies[id_])
+    replies[id_].turn = turn
+    replies[id_].usage = message.get("usage")
+  log.seen.update(replies)
+  yield from write_calls(log.path.stem, "", entries)

@@ -19,25 +19,27 @@ def read(log: Log) -> Calls:
 
   Spend logs have the request as a text, or no texts at all.
   """
-  for record in log.records:
+  for record in log.load():
     if record.get("status") == "failure":
       continue
     response = unpack(record.get("response"))
-    history = []
-    reply = Entry(Turn("assistant", ""), record["model"], record.get("startTime"))
+    turns = []
+    turn = Turn("assistant", "")
     for field in PATHS.keys() & response.keys():
       form = FORMS[PATHS[field]]
       body = unpack(record.get("proxy_server_request"))
-      body = body or {form.history: record["messages"]}
-      history = [*map(Entry, form.read_turns(body))]
-      reply.turn = form.read_reply(response)
-    usage_object = unpack(record.get("metadata")).get("usage_object")
-    reply.usage = response.get("usage") or usage_object or record
-    reply.cost_usd = record.get("response_cost", record.get("spend"))
-    session = ""
-    for name in ("request_id", "id", "session_id", "trace_id"):
-      session = record.get(name) or session
-    yield [*write_calls(session, "", [*history, reply])][-1]
+      turns = form.read_turns(body or {form.history: record["messages"]})
+      turn = form.read_reply(response)
+    metadata = unpack(record.get("metadata"))
+    reply = Entry(
+      turn,
+      record["model"],
+      record.get("startTime"),
+      response.get("usage") or metadata.get("usage_object") or record,
+      record.get("response_cost", record.get("spend")),
+    )
+    session = record.get("trace_id") or record.get("session_id") or record["id"]
+    yield [*write_calls(session, "", [*map(Entry, turns), reply])][-1]
 
 
 def unpack(value: object) -> dict:

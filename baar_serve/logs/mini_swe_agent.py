@@ -3,20 +3,15 @@
 Source: SWE-agent/mini-swe-agent, `save_traj`, `DefaultAgent.serialize`, the models.
 """
 
-import re
-
 from baar_jax.llms.history import read_message
 from baar_serve.forms import FORMS
 from baar_serve.logs.record import Calls, Entry, Log, write_calls
-
-# Version 1 states the exit code in the observation only.
-CODE = re.compile(r"<returncode>(-?\d+)</returncode>")
 
 
 def read(log: Log) -> Calls:
   """Read the calls of each trajectory; without an `instance_id` the file names it."""
   responses = FORMS["responses"]
-  for record in log.records:
+  for record in log.load():
     name = record.get("instance_id") or log.path.name.removesuffix(".traj.json")
     entries = []
     for message in record["messages"]:
@@ -30,18 +25,6 @@ def read(log: Log) -> Calls:
         (turn,) = responses.read_entry(message)
       else:
         turn = read_message(message)
-      code = extra.get("returncode")
-      stated = CODE.search(turn.text)
-      if code is None and stated:
-        code = int(stated[1])
-      entries.append(
-        Entry(
-          turn,
-          model,
-          extra.get("timestamp"),
-          answer.get("usage"),
-          extra.get("cost"),
-          code,
-        )
-      )
+      at = extra.get("timestamp")
+      entries.append(Entry(turn, model, at, answer.get("usage"), extra.get("cost")))
     yield from write_calls(f"{log.path.parent.name}/{name}", name, entries)

@@ -1,10 +1,7 @@
 """Read the logs of other programs: one call after the other, in every known format."""
 
-import dataclasses
-import itertools
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from baar_jax.store import require_file
@@ -27,10 +24,17 @@ READERS = {
 NAMES = re.compile(r"(?<!\.meta)(?<!-index)\.jsonl?$")
 
 
-def find_logs(config: ServeConfig) -> tuple[Path, dict[str, float]]:
-  """Return the path of `--config.traces`, and the scores of `--config.scores`.
+def read_logs(config: ServeConfig, broken: list[str]) -> Calls:
+  """Read the calls of `--config.traces`, which may be a directory, with all below it.
+
+  The scores of `--config.scores` replace those of the logs.
+
+  Args:
+    broken: gets a line for each file with a wrong record, which says where and why. The
+      calls before that record are read.
 
   Raises:
+    FileNotFoundError: there is no such file.
     ValueError: no path is named, or the scores are no JSON.
   """
   if not config.traces:
@@ -38,21 +42,7 @@ def find_logs(config: ServeConfig) -> tuple[Path, dict[str, float]]:
   scores = {}
   if config.scores:
     scores = json.loads(require_file(Path(config.scores)).read_text())
-  return Path(config.traces), scores
-
-
-def read_logs(path: Path, scores: Mapping[str, float], broken: list[str]) -> Calls:
-  """Read the calls of a file, or of all logs in a directory and below.
-
-  Args:
-    path: the file or the directory.
-    scores: scores by the name of a session or a task, which replace those of the log.
-    broken: gets a line for each file with a wrong record, which says where and why. The
-      calls before that record are read.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-  """
+  path = Path(config.traces)
   files = [path]
   if path.is_dir():
     files = [file for file in sorted(path.rglob("*")) if NAMES.search(file.name)]
@@ -61,8 +51,8 @@ def read_logs(path: Path, scores: Mapping[str, float], broken: list[str]) -> Cal
     log = Log(require_file(file), seen)
     try:
       for call in read_calls(log):
-        score = scores.get(call.session, scores.get(call.task, call.score))
-        yield dataclasses.replace(call, score=score)
+        call.score = scores.get(call.session, scores.get(call.task, call.score))
+        yield call
     except (
       LookupError,
       TypeError,
@@ -78,11 +68,9 @@ def read_logs(path: Path, scores: Mapping[str, float], broken: list[str]) -> Cal
 
 def read_calls(log: Log) -> Calls:
   """Read the calls of a file, whose first record tells its format."""
-  log.records = log.load()
-  for first in log.records:
-    reader = chat
-    for field, known in READERS.items():
-      if field in first:
-        reader = known
-    log.records = itertools.chain([first], log.records)
-    yield from reader.read(log)
+  first = next(log.load(), {})
+  reader = chat
+  for field, known in READERS.items():
+    if field in first:
+      reader = known
+  yield from reader.read(log)

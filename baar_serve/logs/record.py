@@ -12,7 +12,7 @@ from baar_jax.llms.prices import count_tokens
 from baar_serve.meter import AnswerMeter
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class LoggedCall:
   """One call of a model that another program has recorded.
 
@@ -30,10 +30,10 @@ class LoggedCall:
       earlier calls is left out.
     action: the reply: its tool calls and its text.
     at_s: the time of the call in seconds since 1970; None if it is unknown.
-    usage: the billed tokens; None if they are unknown.
-    cost_usd: the dollars that the log states; None if it states none.
-    return_code: the exit code that `observation` reports, the last one that is not 0;
-      1 for an error without a code; None if the log does not tell.
+    usage: the billed tokens.
+    is_estimated: whether the log lacks the tokens, so that they are estimated from the
+      characters, without a prompt cache, the system text and the tools.
+    usd: the dollars that the log states; None if it states none.
     score: the session's score in [0, 1]; None if the log does not tell it here.
   """
 
@@ -43,23 +43,11 @@ class LoggedCall:
   model: str
   observation: str
   action: str
-  at_s: float | None = None
-  usage: Usage | None = None
-  cost_usd: float | None = None
-  return_code: int | None = None
-  score: float | None = None
-
-  def estimate_usage(self, read_tokens: int) -> Usage:
-    """Estimate the tokens of the call from its characters, without a prompt cache.
-
-    The system text and the tools are not in the record, so they are left out.
-
-    Args:
-      read_tokens: the tokens of the session's last prompt and reply; 0 before them.
-    """
-    prompt_tokens = read_tokens or count_tokens(self.text)
-    prompt_tokens += count_tokens(self.observation)
-    return Usage(prompt_tokens, 0, count_tokens(self.action))
+  at_s: float | None
+  usage: Usage
+  is_estimated: bool
+  usd: float | None
+  score: float | None
 
 
 Calls = Iterator[LoggedCall]
@@ -72,13 +60,11 @@ class Log:
   Attributes:
     path: the file.
     seen: the ids of the replies that were read from other files.
-    records: the JSON records that are still to be read.
     place: where the reader is, for messages.
   """
 
   path: Path
   seen: set[str]
-  records: Iterator[dict] = ()
   place: str = "line 1"
 
   def load(self) -> Iterator[dict]:
@@ -107,41 +93,14 @@ class Entry:
     model: the model of a reply.
     at: its time in seconds since 1970, or in ISO 8601; without a zone it is UTC.
     usage: its usage, in a provider's form.
-    cost_usd: its dollars.
-    return_code: the exit code that a result reports; None if the log does not tell.
+    usd: its dollars.
   """
 
   turn: Turn
   model: str = ""
   at: str | float | None = None
   usage: dict | None = None
-  cost_usd: float | None = None
-  return_code: int | None = None
-
-  def read_time(self) -> float | None:
-    """Return the time in seconds since 1970; None if it is unknown.
-
-    Raises:
-      ValueError: it is no time.
-    """
-    if not isinstance(self.at, str):
-      return self.at
-    moment = datetime.fromisoformat(self.at)
-    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
-
-  def read_usage(self) -> Usage | None:
-    """Return the tokens; None if the usage has none of a prompt.
-
-    Anthropic's input leaves out the tokens of the prompt cache.
-
-    Raises:
-      ImpossibleUsage: the usage cannot be true.
-    """
-    if not self.usage:
-      return None
-    meter = AnswerMeter(counts_beside="prompt_tokens" not in self.usage)
-    meter.note({"usage": self.usage})
-    return meter.usage() if meter.counts.get("prompt") else None
+  usd: float | None = None
 
 
 def write_calls(
@@ -159,23 +118,49 @@ def write_calls(
     ValueError: a usage or a time is impossible.
   """
   history = read_turns([entry.turn for entry in entries])
-  steps = zip(history.observations, history.actions)
-  code = None
-  for entry in entries:
-    if entry.turn.role != "assistant":
-      if entry.return_code is not None:
-        code = entry.return_code or code or 0
-      continue
+  replies = [entry for entry in entries if entry.turn.role == "assistant"]
+  prompt_tokens = count_tokens(history.task)
+  for entry, observation, action in zip(replies, history.observations, history.actions):
+    prompt_tokens += count_tokens(observation)
+    stated = read_usage(entry.usage or {})
+    usage = stated or Usage(prompt_tokens, 0, count_tokens(action))
+    prompt_tokens = usage.prompt_tokens + usage.completion_tokens
     yield LoggedCall(
       session,
       task or history.opening,
       history.task,
       entry.model,
-      *next(steps),
-      entry.read_time(),
-      entry.read_usage(),
-      entry.cost_usd,
-      code,
+      observation,
+      action,
+      read_time(entry.at),
+      usage,
+      stated is None,
+      entry.usd,
       score,
     )
-    code = None
+
+
+def read_usage(fields: dict) -> Usage | None:
+  """Read the tokens of a usage; None if it has none of a prompt.
+
+  Anthropic's input, unlike that of OpenAI, leaves out the tokens of the prompt cache.
+
+  Raises:
+    ImpossibleUsage: the usage cannot be true.
+  """
+  openai_names = fields.keys() & {"prompt_tokens", "input_tokens_details"}
+  meter = AnswerMeter(counts_beside=not openai_names)
+  meter.note({"usage": fields})
+  return meter.usage() if meter.counts.get("prompt") else None
+
+
+def read_time(at: str | float | None) -> float | None:
+  """Read a time as seconds since 1970; None if it is unknown.
+
+  Raises:
+    ValueError: it is no time.
+  """
+  if not isinstance(at, str):
+    return at
+  moment = datetime.fromisoformat(at)
+  return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

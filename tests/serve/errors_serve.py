@@ -276,7 +276,7 @@ CASES = [
     "line 1: the record lacks a field, or its format is unknown ('session')", {}
   ),
   import_lines(
-    "session 'a': call 1 must end with assistant message 1",
+    "line 1: call 1 must end with assistant message 1",
     *[*chat()][1:],
   ),
   import_lines(
@@ -284,7 +284,7 @@ CASES = [
     *chat(model="other"),
   ),
   import_lines(
-    "session 'a': The usage is impossible: ...",
+    "line 1: The usage is impossible: ...",
     *chat(usage=USAGE | {"cached_tokens": 101}),
   ),
   import_lines("session 'b': Correct the field score: Field required", atif(extra={})),

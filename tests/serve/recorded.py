@@ -5,6 +5,7 @@ import json
 from endpoint import assistant, user
 
 from baar_serve import traces
+from baar_serve.config import ServeConfig
 
 USAGE = dict(prompt_tokens=100, completion_tokens=10, cached_tokens=40)
 
@@ -13,7 +14,7 @@ def load(run, records, name="traces.jsonl"):
   """Write records to a file, and read it into a run."""
   lines = [json.dumps(record, ensure_ascii=False) for record in records]
   (run.dir / name).write_text("\n".join(lines))
-  traces.store_file(run.dir / name, run)
+  traces.store_file(ServeConfig(traces=str(run.dir / name)), run)
 
 
 def chat(models=("small", "large-2026-01-31"), **changes):

@@ -13,8 +13,8 @@ import pandas as pd
 
 from baar_jax.report.frontier import draw, interval
 from baar_serve.config import run_command
-from baar_serve.logs.read import find_logs, read_logs
-from baar_serve.report import list_rows, list_tables, make_frame
+from baar_serve.logs.read import read_logs
+from baar_serve.report import list_rows, make_frame, price_rows
 from baar_serve.validation import cross_validate, list_scored
 
 # The shares of the dollars that the rules save; fixed before the first measurement.
@@ -74,10 +74,12 @@ def tabulate_rules(calls):
 
 def compare(config):
   """Print the table of the sessions in `--config.traces`."""
-  path, scores = find_logs(config)
-  rows = [*list_rows(read_logs(path, scores, []))]
-  list_tables(rows, {})
-  calls = list_scored(make_frame(rows))
+  rows = [*list_rows(read_logs(config, []))]
+  price_rows(rows, {})
+  calls = list_scored(make_frame(rows)).fillna(dict(usd=0.0))
+  # Without any dollars, each call costs 1.
+  if not calls.usd.any():
+    calls["usd"] = 1.0
   print(tabulate_rules(cross_validate(calls)).round(2).to_string(index=False))
 
 
