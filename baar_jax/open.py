@@ -364,8 +364,7 @@ def load_default(files: RouterFiles) -> float:
   if not path.exists():
     return min(files.config.value.cost_weights)
   with _open_arrays(path, "evaluate") as arrays:
-    (cost_weight,) = arrays
-    return float(cost_weight)
+    return float(np.array(*arrays))
 
 
 def _save_arrays(path: Path, *arrays: np.ndarray | str) -> None:

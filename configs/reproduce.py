@@ -31,18 +31,13 @@ def get_config(setting: str = "") -> config.Config:
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.updates = 100
   c.profile = config.ProfileConfig(robustness=(3, 10))
-  samples = c.references.samples = config.ReferencesConfig().samples
-  plans = c.references.plans
-  c.references.plans = tuple(
-    plan._replace(count=samples) if plan.kind == "samples" else plan for plan in plans
-  )
+  c.references.samples = config.ReferencesConfig().samples
   c.value.cost_weights = config.ValueConfig().cost_weights
-  if setting != "alfworld":
-    c.references.plans += (
-      config.SamplePlan("steps", 20, all_tasks=bool(c.references.plans)),
-    )
+  if setting in ("appworld", "sandbox"):
+    everywhere = setting == "sandbox"
+    c.references.plans += (config.SamplePlan("steps", 20, all_tasks=everywhere),)
   # Rivals of our own are played in the sandbox alone, to save time.
-  ours = ("vanilla-sft", "cache-sticky", "one-escalation", "stage-rule")
+  ours = ("vanilla-sft", "one-escalation")
   c.baselines = dataclasses.replace(
     c.baselines,
     rivals=sciworld.RIVALS + ours * (setting == "sandbox"),
@@ -54,25 +49,25 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
   if setting in ("", "alfworld"):
-    # An episode takes a tenth of a second of a core, so there are fewer of each kind.
+    # An episode takes a tenth of a second of a core, so there are fewer of each kind:
+    # many tasks with few samples of each, whose gain on dev is within its error.
     c.profile.robustness = (3,)
     c.bopo.updates = 50
     c.evaluate.shares = (0.3, 0.45, 0.6)
+    c.env.train_tasks = 240
+    c.env.dev_tasks = 60
+    c.env.test_tasks = 100
   if setting == "alfworld":
     # The paper has its ablations in ScienceWorld.
     c.baselines.ablations = ()
     c.bopo.updates = 30
-    c.env.dev_tasks = 60
-    c.env.test_tasks = 100
-    c.references.plans = tuple(
-      plan._replace(count=count)
-      for plan, count in zip(c.references.plans, (8, 4, 4), strict=True)
+    samples, steps, repeats = c.references.plans
+    c.references.plans = (
+      samples._replace(count=8),
+      steps._replace(count=4),
+      repeats._replace(count=4),
     )
   if not setting:
-    # Many tasks with few samples of each; their gain on dev is within its error.
-    c.env.train_tasks = 240
-    c.env.dev_tasks = 60
-    c.env.test_tasks = 100
     # No published table has any of these 100 test tasks, nor has the default run.
     c.env.options["skip_test_variations"] = 72
     c.references = config.ReferencesConfig(samples=8)

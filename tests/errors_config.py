@@ -132,14 +132,14 @@ CASES = [
     lambda tmp: alfworld.get_config("other"),
   ),
   (
-    "--config.baselines.rivals must be some of cache-sticky, cascade...",
+    "--config.baselines.rivals must be some of cascade, one-escalation...",
     command,
     "--config.baselines.rivals=('no-such',)",
   ),
   (
-    "--config.value.updates must be above 0 for cache-sticky and one-escalation",
+    "--config.value.updates must be above 0 for one-escalation",
     command,
-    "--config.baselines.rivals=('one-escalation', 'cache-sticky')",
+    "--config.baselines.rivals=('one-escalation',)",
     "--config.value.updates=0",
   ),
   (

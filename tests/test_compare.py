@@ -4,6 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from report_store import (
   ALL,
@@ -244,8 +245,8 @@ def test_bopo_has_rows_with_the_smallest_and_the_largest_lam():
   gains = results.claims.set_index("claim").gain
   assert gains["a large λ is better under the smallest cap"] == 0.25
   assert gains["a small λ is better under the largest cap"] == 0.25
-  inverted = [False, True, False]
-  last = dataclasses.replace(results, inverted=inverted).claims.iloc[-1]
+  boundary_usd = pd.DataFrame({"small": [1, 3, 2], "large": [2, 2, 4]})
+  last = dataclasses.replace(results, boundary_usd=boundary_usd).claims.iloc[-1]
   assert (last.verdict, last.gain) == ("holds", pytest.approx(1 / 3))
 
 

@@ -37,12 +37,8 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   expected += ["optimum(K=2)", judged, f"{judged}(K=2)"]
   free = "conditioned(update=9,cost_weight="
   expected += [f"{free}0.1)", f"{free}0.5,K=2)", f"{free}0.5,blind=1,K=2)"]
-  rules = [
-    f"{rule}(update=9,cost_weight=0.1" for rule in ("cache-sticky", "one-escalation")
-  ]
-  rules += [f"stage-rule(patience={steps}" for steps in (1, 2, 3, 5, 10)]
-  for rule in rules:
-    expected += [f"{rule})", f"{rule},K=2)"]
+  escalation = "one-escalation(update=9,cost_weight=0.1"
+  expected += [f"{escalation})", f"{escalation},K=2)"]
   for router in (
     "sft(update=2",
     "bopo(lam=0.3,update=2",
@@ -72,9 +68,9 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   for key in ("optimum(K=2)", f"{judged}(K=2)", f"{free}0.5,K=2)"):
     assert uncapped[key] is None
   assert uncapped[f"{free}0.5,blind=1,K=2)"].key == f"{free}0.5)"
-  # These rules act alike until the cap is spent.
+  # It acts alike until the cap is spent.
   for spec in list_specs(config):
-    if spec.family in ("cache-sticky", "one-escalation", "stage-rule"):
+    if spec.family == "one-escalation":
       assert bool(find_uncapped(spec)) == bool(spec.cap)
 
 

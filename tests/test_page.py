@@ -60,7 +60,7 @@ def test_the_page_shows_the_results(index):
     assert words in shown, words
   check_that_it_loads_nothing(index.read_text())
   names = {path.name for path in index.parent.iterdir()}
-  pictures = {"frontier_score.png", "frontier_success.png"}
+  pictures = {"frontier_score.png", "frontier_success.png", "difficulty.png"}
   assert names == pictures | {"index.html", "results.json"}
 
 

@@ -87,12 +87,26 @@ NEW = profiles_of(
 )
 
 
-def test_robustness_compares_the_labels_by_new_trials():
-  # Of "always", "late", "early" and "helped" two agree ("late" and "helped"). Hard are
-  # {always, late, helped} and {late, early, helped}: two of four. None has three trials.
-  rows = references.measure_robustness(BASE, 4, {2: NEW, 3: NEW})
-  wanted = [[2, 4, 2 / 4, 3, 3, 2 / 4], [3, 0, None, 0, 0, None]]
-  assert [list(row.values()) for row in rows] == wanted
+@pytest.mark.parametrize(
+  "base_trials, repeats, expected",
+  [
+    # Of "always", "late", "early" and "helped" two agree ("late" and "helped"). Hard are
+    # {always, late, helped} and {late, early, helped}: two of four. None has three trials.
+    (
+      4,
+      {2: NEW, 3: NEW},
+      [[2, "new", 4, 2 / 4, 3, 3, 2 / 4], [3, "new", 0, None, 0, 0, None]],
+    ),
+    # The same trials: {helped} and {late, early, helped} are hard.
+    (4, {}, [[3, "nested", 4, 2 / 4, 1, 3, 1 / 3]]),
+    (3, {}, []),
+  ],
+)
+def test_robustness_compares_new_trials_else_nested_ones(
+  base_trials, repeats, expected
+):
+  rows = references.measure_robustness(BASE, base_trials, repeats)
+  assert [list(row.values()) for row in rows] == expected
 
 
 def test_tasks_without_a_profile_are_left_out():

@@ -7,9 +7,6 @@ import pytest
 from hand import live, models
 
 from baar_jax.config import SamplePlan
-from baar_jax.episode import Step
-from baar_jax.rollout import rules
-from baar_jax.rollout.specs import PolicySpec
 
 
 def test_random_chooses_large_with_probability_p():
@@ -50,32 +47,6 @@ def test_costlier_models_are_drawn_evenly():
   assert counts[1:].sum() == sum(draw(0, 0.5, steps=4000))
   # The tolerance is three standard deviations.
   assert counts[1] / counts[1:].sum() == pytest.approx(0.5, abs=0.034)
-
-
-# Of the results a hall, an error, a door, the hall again and a lamp, the second and the
-# fourth are trouble. An error stays in a window of two results for two decisions. The
-# first observation is no trouble.
-RESULTS = ["a hall", "No known action matches", "a door", "a hall", "a lamp"]
-PROGRESS = ["task: fix the failing test", "exception", "open", "closed", "ok"]
-
-
-@pytest.mark.parametrize(
-  "patience, results, expected",
-  [
-    (1, RESULTS, [0, 2, 0, 2, 0]),
-    (2, RESULTS, [0, 2, 2, 2, 2]),
-    (2, PROGRESS, [0, 2, 2, 0, 0]),
-  ],
-)
-def test_the_stage_rule_stays_with_the_third_model(patience, results, expected):
-  episode = live(models=3)
-  spec = PolicySpec("stage-rule", patience=patience)
-  chosen = []
-  for result in results:
-    episode.observation = result
-    chosen.append(rules.take_after_trouble(episode, spec))
-    episode.steps.append(Step(result, 0, ""))
-  assert chosen == expected
 
 
 def test_sample_k_of_n_takes_large_with_probability_k_over_n():

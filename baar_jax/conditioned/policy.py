@@ -13,24 +13,8 @@ from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
 from baar_jax.router.inputs import StateReader, compare_words, describe
 
 
-class Situation(NamedTuple):
-  """A decision to make, as the value heads and the rule that picks a model read it.
-
-  Attributes:
-    terms_T: the result of `describe`.
-    switch_A: the value of the dollars by which each model's next call exceeds a call
-      with a warm prompt. With the cost weight w, a normalised dollar is worth
-      w / (1 + w), so the unit is that of the advantages.
-    models: the models that have acted, in order.
-  """
-
-  terms_T: np.ndarray
-  switch_A: np.ndarray
-  models: list[int]
-
-
-def pick_best(advantage_A: np.ndarray, situation: Situation) -> int:
-  """Pick the model with the largest Q value."""
+def pick_best(advantage_A: np.ndarray, models: Sequence[int]) -> int:
+  """Pick the model with the largest Q value, whichever `models` have acted."""
   return int(advantage_A.argmax())
 
 
@@ -41,14 +25,14 @@ class ValueFunction(NamedTuple):
     heads: the trained value heads.
     cost_weights: the cost weights that an episode may name.
     billing: the prices and prompt caches of the models.
-    pick: a function of the models' advantages and the situation; returns the index of
-      the model to act.
+    pick: a function of the models' advantages and of the models that have acted, in
+      order; returns the index of the model to act.
   """
 
   heads: Heads
   cost_weights: Sequence[float]
   billing: Billing
-  pick: Callable[[np.ndarray, Situation], int] = pick_best
+  pick: Callable[[np.ndarray, Sequence[int]], int] = pick_best
 
 
 class ConditionedPolicy(Policy):
@@ -85,14 +69,13 @@ class ConditionedPolicy(Policy):
     start_s = time.monotonic()
     heads = self._values.heads
     states = self._reader.read(ready)
-    situations_R = list(map(self._describe, ready, states.progress_NxP))
-    terms_RxT = np.stack([situation.terms_T for situation in situations_R])
+    terms_RxT = np.stack([*map(self._describe, ready, states.progress_NxP)])
     _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
     known_R = compare_words(heads.scale.length_Q, states.features_NxD)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for advantage_A, situation, known in zip(advantage_RxA, situations_R, known_R):
-      model = self._values.pick(advantage_A, situation)
+    for live, advantage_A, known in zip(ready, advantage_RxA, known_R):
+      model = self._values.pick(advantage_A, [step.model for step in live.steps])
       p_A = [0.0] * len(advantage_A)
       p_A[model] = 1.0
       decision = Decision(
@@ -105,8 +88,8 @@ class ConditionedPolicy(Policy):
     """Free what the reader keeps of an episode that ended or starts again."""
     self._reader.forget(live)
 
-  def _describe(self, live: Live, progress_P: np.ndarray) -> Situation:
-    """Compute the heads' terms and the rule's inputs of an episode's next decision."""
+  def _describe(self, live: Live, progress_P: np.ndarray) -> np.ndarray:
+    """Compute the heads' terms of an episode's next decision; see `describe`."""
     values = self._values
     scale = values.heads.scale
     steps = live.history
@@ -118,8 +101,4 @@ class ConditionedPolicy(Policy):
     if weight is None:
       weight = self.spec.cost_weight
     calls_left = np.float64(count_calls_left(left, outlooks[-1]))
-    score_weight = 1 / (1 + np.float64(weight))
-    terms_T = describe(calls_left, score_weight, progress_P)
-    usd_A = np.array([outlook.usd - outlook.repeat_usd for outlook in outlooks])
-    switch_A = (1 - score_weight) * usd_A / float(scale.unit_usd)
-    return Situation(terms_T, switch_A, [step.model for step in live.steps])
+    return describe(calls_left, 1 / (1 + np.float64(weight)), progress_P)

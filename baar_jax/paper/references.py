@@ -19,6 +19,10 @@ from baar_jax.llms.prices import TINY_USD
 from baar_jax.paper import rewards
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, ProfiledTasks
 
+# If no new trials were asked for, labels are compared with those by so many of the
+# same trials.
+NESTED_TRIALS = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
@@ -129,15 +133,21 @@ def measure_robustness(
   Args:
     profiles: the profiles by task id.
     base_trials: the number of their trials.
-    repeats: for each number of new trials, the profiles by these trials.
+    repeats: for each number of new trials, the profiles by these trials. If it is
+      empty, the first `NESTED_TRIALS` of the same trials are compared. Trials that both
+      labels share let them agree more than new trials would.
 
   Returns:
-    One row per number of trials. `trials` is this number, `tasks` that of the compared
-    tasks, and `agreement` the share of them with the same difficulty. `hard` and
-    `base_hard` count the hard tasks by these trials and by the profile's.
-    `hard_jaccard` is the Jaccard similarity of the two sets of hard tasks. A share is
-    None if there is nothing to compare.
+    One row per number of trials. `trials` is this number, and `seeds` is "new" or
+    "nested". `tasks` is the number of compared tasks, and `agreement` the share of them
+    with the same difficulty. `hard` and `base_hard` count the hard tasks by these
+    trials and by the profile's. `hard_jaccard` is the Jaccard similarity of the two
+    sets of hard tasks. A share is None if there is nothing to compare.
   """
+  seeds = "new"
+  if not repeats and base_trials > NESTED_TRIALS:
+    seeds = "nested"
+    repeats = {NESTED_TRIALS: profiles}
   rows = []
   base = _label_by_trials(profiles, base_trials)
   for trials, repeated in repeats.items():
@@ -148,6 +158,7 @@ def measure_robustness(
     hard = {id_ for id_ in tasks if labels[id_] == "hard"}
     row = {
       "trials": trials,
+      "seeds": seeds,
       "tasks": len(tasks),
       "agreement": _divide(equal, len(tasks)),
       "hard": len(hard),

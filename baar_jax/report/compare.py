@@ -50,7 +50,6 @@ PARAMETERS = {
   "p": "LARGE with probability {:g}",
   "mu": "μ {:g}",
   "rank": "model {:g}",
-  "patience": "patience {:g}",
   "calls": "at most {} LARGE calls",
   "usd": "at most ${:g}",
 }
@@ -158,8 +157,8 @@ class Results:
     data: their test episodes.
     families: the table of all families, with their labels.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
-    inverted: for each training task, whether always-SMALL's median dollars exceed
-      always-LARGE's.
+    boundary_usd: a row per training task, with the median dollars of always-SMALL
+      (small) and of always-LARGE (large).
     ledger: a row per part of the run's dollars; see `run_ledger`.
     cut_answers: the number of a judge's answers that its limit has cut.
   """
@@ -169,7 +168,7 @@ class Results:
   data: Evaluation
   families: Mapping[str, Labelled]
   robustness: pd.DataFrame
-  inverted: Sequence[bool]
+  boundary_usd: pd.DataFrame
   ledger: pd.DataFrame
   cut_answers: int
 
@@ -360,8 +359,8 @@ def judge_claims(results: Results) -> pd.DataFrame:
     elif gain["gain_high"] < 0:
       verdict = "does not hold"
     rows.append({"claim": text, "verdict": verdict} | gain)
-  if results.inverted:
-    share = np.mean(results.inverted)
+  if len(results.boundary_usd):
+    share = (results.boundary_usd.small > results.boundary_usd.large).mean()
     verdict = "holds" if share else "does not hold"
     text = "SMALL costs more than LARGE on some training tasks"
     rows.append({"claim": text, "verdict": verdict, "gain": share})

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from baar_jax.conditioned.policy import Situation, pick_best
+from baar_jax.conditioned.policy import pick_best
 from baar_jax.config import (
   VANILLA_BATCHES,
   ZERO_SHOT,
@@ -47,8 +47,6 @@ from baar_jax.router.policy import ARGMAX, RouterPolicy
 # The exact policy is evaluated with these values of mu, the number of successes that
 # one US dollar is worth.
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
-# The stage rule's `patience` is chosen on dev from these numbers of steps (our choice).
-STAGE_RULE_PATIENCE = (1, 2, 3, 5, 10)
 
 
 class Points(NamedTuple):
@@ -131,7 +129,7 @@ class Family:
   rule: Callable[[Live, PolicySpec], int] | None = None
   policy: type[RouterPolicy] = RouterPolicy
   labels: Labels = ACTED
-  pick: Callable[[np.ndarray, Situation], int] = pick_best
+  pick: Callable[[np.ndarray, Sequence[int]], int] = pick_best
   stage: str = ""
   learns: OnPolicy | FromStored | None = None
   is_rival: bool = False
@@ -325,29 +323,13 @@ def _list_optimum(config: Config, name: str) -> Iterator[Points]:
     yield Points(free, (exact,), usd=False)
 
 
-def escalate_once(advantage_A: np.ndarray, situation: Situation) -> int:
+def escalate_once(advantage_A: np.ndarray, models: Sequence[int]) -> int:
   """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
 
   With two models SMALL acts until the value heads choose LARGE once, and then LARGE
   acts to the end (arXiv 2607.00053).
   """
-  return max([pick_best(advantage_A, situation), *situation.models])
-
-
-def stay_warm(advantage_A: np.ndarray, situation: Situation) -> int:
-  """Stay with the last model unless a switch is worth its dollars (Weave, Plano).
-
-  The last model acts unless another model's Q value is larger even without the value
-  of the dollars of the switch. At the first step the model with the largest Q value
-  acts.
-  """
-  if not situation.models:
-    return pick_best(advantage_A, situation)
-  last_model = situation.models[-1]
-  value_A = advantage_A - situation.switch_A
-  value_A[last_model] = advantage_A[last_model]
-  best = pick_best(value_A, situation)
-  return best if value_A[best] > value_A[last_model] else last_model
+  return max([int(advantage_A.argmax()), *models])
 
 
 LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
@@ -412,19 +394,8 @@ FAMILIES = {
     is_rival=True,
   ),
   CONDITIONED: Family(LABELS[CONDITIONED], _list_conditioned, "heads", stage="value"),
-  "cache-sticky": Family(
-    "cache-sticky rule", _list_valued, "heads", pick=stay_warm, is_rival=True
-  ),
   "one-escalation": Family(
     "one escalation", _list_valued, "heads", pick=escalate_once, is_rival=True
-  ),
-  "stage-rule": Family(
-    "stage rule",
-    lambda config, name: _list_each(
-      PolicySpec(name, patience=patience) for patience in STAGE_RULE_PATIENCE
-    ),
-    rule=rules.take_after_trouble,
-    is_rival=True,
   ),
   SFT: Family(LABELS[SFT], _list_sft, "router", stage=SFT),
   jobs.BOPO: Family(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from baar_jax.envs.base import ERROR_WORDS
 from baar_jax.episode import SMALL, Reply, Step
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
@@ -256,21 +255,6 @@ def draw_model(live: Live, p: float) -> int:
   """
   draw = random.Random(f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}")
   return draw.choice(range(1, live.models)) if draw.random() < p else SMALL
-
-
-def take_after_trouble(live: Live, spec: PolicySpec) -> int:
-  """Choose LARGE for `patience` steps after trouble, otherwise SMALL (our choice).
-
-  Trouble is a result with one of `ERROR_WORDS`, or an observation that the episode has
-  had before. The first observation is no trouble. Each trouble starts the count of
-  steps again, so SMALL acts once the last `patience` results were progress.
-  """
-  results = [*(step.observation for step in live.steps), live.observation]
-  for number in range(max(1, len(results) - spec.patience), len(results)):
-    result = results[number]
-    if ERROR_WORDS.search(result) or result in results[:number]:
-      return live.models - 1
-  return SMALL
 
 
 def take_sampled(live: Live, spec: PolicySpec) -> int:

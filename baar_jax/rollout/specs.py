@@ -94,9 +94,8 @@ class PolicySpec:
     p: probability with which a random policy chooses a model costlier than SMALL.
     mu: success that one dollar is worth.
     rank: rank of the model that always acts, from 1.
-    patience: number of steps for which LARGE acts after trouble; see
-      `take_after_trouble` in rollout/rules.py.
-    plans: the sampling plans of a policy that follows them; see `take_sampled` there.
+    plans: the sampling plans of a policy that follows them; see `take_sampled` in
+      rollout/rules.py.
     rollout: whether the router samples its decisions, to learn from the episodes.
     cap_conditioned: whether the policy reads the remaining cap before it decides.
     cap: the limits of the policy's episodes.
@@ -115,7 +114,6 @@ class PolicySpec:
   p: float | None = None
   mu: float | None = None
   rank: int | None = None
-  patience: int | None = None
   plans: tuple[SamplePlan, ...] = ()
   rollout: bool = False
   cap_conditioned: bool = False

@@ -259,7 +259,10 @@ def load_results(
     data=load_split(store, choice.entries, config, "test"),
     families=FAMILIES,
     robustness=pd.DataFrame(robustness),
-    inverted=[profile.cost_small > profile.cost_large for profile in profiles],
+    boundary_usd=pd.DataFrame(
+      [(profile.cost_small, profile.cost_large) for profile in profiles],
+      columns=["small", "large"],
+    ),
     ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
     cut_answers=count_cut_answers(store, listed, config),
   )

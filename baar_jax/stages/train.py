@@ -89,7 +89,6 @@ def value(run: Run) -> None:
   # All training seeds learn from the same transitions, so they are read once.
   vocabulary = load_vocabulary(run.files())
   scale, data = fit.prepare(vocabulary, tasks, episodes, unit_usd)
-  run.print(f"value: learning from {len(data.model_N)} stored decisions")
   for files in unfitted:
     seed = files.config.seed
     heads = fit.draw_start(config, scale, models, seed)

@@ -139,12 +139,12 @@ class ScienceWorld(Env):
     types = TASK_TYPES if self.options.short_tasks else AGENTGYM_TYPES
     candidates = interleave(self._list_tasks(name, split) for name in types)
     tasks = []
-    said_s = time.monotonic()
+    next_s = time.monotonic() + 60
     for task in itertools.islice(candidates, self.sizes[split]):
       tasks.append(task)
       # The search for solutions can take minutes.
-      if time.monotonic() > said_s + 60:
-        said_s = time.monotonic()
+      if time.monotonic() > next_s:
+        next_s += 60
         print(f"listing the tasks of {split}:", len(tasks), "found", file=sys.stderr)
     check_size("ScienceWorld", tasks, split, self.sizes[split])
     return tasks
