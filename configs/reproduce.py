@@ -34,8 +34,9 @@ def get_config(setting: str = "") -> config.Config:
   c.references.samples = config.ReferencesConfig().samples
   c.value.cost_weights = config.ValueConfig().cost_weights
   if setting in ("appworld", "sandbox"):
-    everywhere = setting == "sandbox"
-    c.references.plans += (config.SamplePlan("steps", 20, all_tasks=everywhere),)
+    c.references.plans += (
+      config.SamplePlan("steps", 20, all_tasks=setting == "sandbox"),
+    )
   # Rivals of our own are played in the sandbox alone, to save time.
   ours = ("vanilla-sft", "one-escalation")
   c.baselines = dataclasses.replace(
