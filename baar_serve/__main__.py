@@ -12,15 +12,11 @@ import hashlib
 import os
 import resource
 import socket
-import threading
 import tomllib
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
 import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -49,56 +45,8 @@ MOST_HEADER_BYTES = 2**19
 MOST_CONNECTIONS = 2000
 
 
-class Opening:
-  """Open an application while the server already answers.
-
-  Until the application is ready, each request is answered with HTTP 503.
-
-  Attributes:
-    error: the error that keeps the application from being ready; None without one.
-  """
-
-  def __init__(self, config: ServeConfig, run: Run):
-    """Open nothing yet."""
-    self.error: Exception | None = None
-    self._config = config
-    self._run = run
-    self._app: ASGIApp = JSONResponse({"status": "starting"}, 503, {"retry-after": "1"})
-
-  async def answer(self, *message: object) -> None:
-    """Answer a request by the application, or say that the server is starting."""
-    await self._app(*message)
-
-  async def open(self, ready: str, server: uvicorn.Server) -> None:
-    """Open the application, and keep it open until this task is cancelled.
-
-    Args:
-      ready: the line to print when it is ready.
-      server: the server, which ends if the application cannot be opened.
-    """
-    try:
-      opening = functools.partial(open_policies, self._config, self._run)
-      policies = await wait_for_thread(opening)
-      app = build(self._config, self._run, policies)
-      # What is open now stays open. All calls would wait while Python looks for garbage
-      # among it.
-      gc.collect()
-      gc.freeze()
-    except Exception as error:
-      self.error = error
-      server.should_exit = True
-      return
-    weight = policies[self._config.policy].spec.cost_weight
-    if weight is not None:
-      ready += f" The model name {NAME} stands for {NAME}:cost_weight={weight:g}."
-    async with app.router.lifespan_context(app):
-      self._app = app
-      self._run.print(ready)
-      await asyncio.Event().wait()
-
-
 def serve(config: ServeConfig) -> None:
-  """Serve until Ctrl-C.
+  """Serve until Ctrl-C. The server answers once the policies are compiled.
 
   Raises:
     ValueError: a router, a price or a key is missing, or the server cannot listen at
@@ -106,35 +54,33 @@ def serve(config: ServeConfig) -> None:
   """
   host = config.host
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  try:
-    listener = socket.create_server((host, config.port), family=family)
-  except OSError as error:
-    raise ValueError(
-      f"Cannot listen on {host}:{config.port} ({error.strerror}). "
-      "Set another --config.port or --config.host."
-    ) from None
+  listener = socket.socket(family)
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   with listener, contextlib.closing(open_run(config)) as run:
-    opening = Opening(config, run)
-
-    @contextlib.asynccontextmanager
-    async def live(gate: Starlette) -> AsyncIterator[None]:
-      """Open the application beside the server."""
-      ready = f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
-      task = asyncio.ensure_future(opening.open(ready, server))
-      yield
-      task.cancel()
-
+    try:
+      listener.bind((host, config.port))
+    except OSError as error:
+      raise ValueError(
+        f"Cannot listen on {host}:{config.port} ({error.strerror}). "
+        "Set another --config.port or --config.host."
+      ) from None
     address = f"http://{host}:{listener.getsockname()[1]}"
     run.print(f"Starting at {address}: opening and compiling the policies.")
-    gate = Starlette(lifespan=live)
-    gate.mount("/", opening.answer)
+    policies = open_policies(config, run)
+    server = make_server(build(config, run, policies))
+    # What is open now stays open. All calls would wait while Python looks for garbage
+    # among it.
+    gc.collect()
+    gc.freeze()
+    ready = f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
+    weight = policies[config.policy].spec.cost_weight
+    if weight is not None:
+      ready += f" The model name {NAME} stands for {NAME}:cost_weight={weight:g}."
+    run.print(ready)
     # A call in flight needs two open files, its client's and its model's connection.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    server = make_server(gate)
     server.run(sockets=[listener])
-    if opening.error:
-      raise opening.error
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
@@ -189,23 +135,6 @@ class Connection(HttpToolsProtocol):
     self.size += len(data)
     if self.timer and self.size > MOST_HEADER_BYTES:
       self.send_400_response("The headers are too long.")
-
-
-async def wait_for_thread(work: Callable[[], object]) -> object:
-  """Wait for the result of work in a thread that does not outlive the program."""
-  loop = asyncio.get_running_loop()
-  future = loop.create_future()
-
-  def finish() -> None:
-    """Do the work, and hand on its result or its error."""
-    try:
-      settle = functools.partial(future.set_result, work())
-    except Exception as error:
-      settle = functools.partial(future.set_exception, error)
-    loop.call_soon_threadsafe(settle)
-
-  threading.Thread(target=finish, daemon=True).start()
-  return await future
 
 
 def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:

@@ -1,19 +1,19 @@
 """Test which purse and which conversation a client's call belongs to."""
 
-import asyncio
 import contextlib
 import itertools
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
 from standin_forms import Reply
-from starlette.applications import Starlette
 
 from baar_jax import Router
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
-from baar_serve.__main__ import Opening
+from baar_jax.run import Run
+from baar_serve.__main__ import serve
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.records import Conversation
 from baar_serve.request import ClientKey, ClientRequest
@@ -183,7 +183,7 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
-  """routed(**serve): a client whose router picks LARGE at a cost weight below 0.3."""
+  """routed(**settings): a client whose router picks LARGE at a cost weight below 0.3."""
   spec = PolicySpec("conditioned", update=3, cost_weight=0.5, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.1, 0.5)
@@ -191,8 +191,8 @@ def routed(tmp_path, upstream, monkeypatch):
   (tmp_path / "served").mkdir()
   (tmp_path / "served" / "vocabulary.npz").touch()
   with contextlib.ExitStack() as stack:
-    yield lambda **serve: stack.enter_context(
-      Client(tmp_path, upstream, **{"policy": "router"} | serve)
+    yield lambda **settings: stack.enter_context(
+      Client(tmp_path, upstream, **{"policy": "router"} | settings)
     )
 
 
@@ -211,14 +211,13 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
 
 def test_the_server_says_which_weight_baar_stands_for(routed, monkeypatch):
   client = routed()
-
-  def stop(line):
-    raise RuntimeError(line)
-
-  monkeypatch.setattr(client.run, "print", stop)
-  monkeypatch.setattr("baar_serve.__main__.build", lambda *args: Starlette())
-  with pytest.raises(RuntimeError, match="baar stands for baar:cost_weight=0.5"):
-    asyncio.run(Opening(client.config, client.run).open("", None))
+  client.run.close()
+  client.config.port = 0
+  lines = []
+  monkeypatch.setattr(Run, "print", lambda run, line: lines.append(line))
+  monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: None)
+  serve(client.config)
+  assert lines[-1].endswith("baar stands for baar:cost_weight=0.5.")
 
 
 def test_a_shadow_decides_beside_the_policy_without_a_call(routed, upstream):
