@@ -22,15 +22,17 @@ from baar_jax.llms.prices import (
 )
 from baar_serve.app import PAGE
 from baar_serve.config import ServeConfig, run_command
-from baar_serve.forecast import FORECAST, Facts, fit_forecast
-from baar_serve.logs.read import DATE, read_logs
-from baar_serve.logs.record import Calls
-from baar_serve.validation import (
+from baar_serve.forecast import (
+  FORECAST,
+  Facts,
   cross_validate,
+  fit_forecast,
   list_scored,
   tabulate_calibration,
   tabulate_steps,
 )
+from baar_serve.logs.read import DATE, read_logs
+from baar_serve.logs.record import Calls
 
 # A session goes in circles once an action has brought the same observation for this
 # time (our choice).
@@ -133,9 +135,11 @@ def price_rows(rows: list[dict], prices: dict[str, Price]) -> pd.DataFrame:
         0, [row["last"]], usage.prompt_tokens, usage.completion_tokens, row["at_s"]
       )
       usd += call.cost_usd
-      if row["model"] == model and row["is_estimated"]:
+      if row["model"] != model:
+        continue
+      if row["is_estimated"]:
         row["usage"] = call.usage
-      if row["model"] == model and row["usd"] is None:
+      if row["usd"] is None:
         row["usd"] = price.cost_usd(row["usage"])
     costs.append(dict(model=model, usd=usd))
   return pd.DataFrame(costs)
@@ -150,8 +154,7 @@ def make_frame(rows: list[dict]) -> pd.DataFrame:
   # The last score that a session has is the score of all its rows.
   calls["score"] = sessions.score.transform("last").astype(float)
   calls["success"] = calls.score // 1
-  calls["last_action"] = sessions.action.shift()
-  results = calls.groupby(["session", "last_action", "observation"])
+  results = calls.groupby(["session", sessions.action.shift(), "observation"])
   is_circle = results.cumcount() >= CIRCLE - 1
   calls["is_circling"] = is_circle.groupby(calls.session).cummax()
   return calls

@@ -15,7 +15,6 @@ from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.logs.read import DATE, read_logs
 from baar_serve.logs.record import LoggedCall
-from baar_serve.request import SessionScore
 
 
 def load_file(config: ServeConfig) -> None:
@@ -35,19 +34,17 @@ def store_file(config: ServeConfig, run: Run) -> None:
     ValueError: a record or a session is wrong. Then no session is stored.
   """
   calls_by_session = collections.defaultdict(list)
-  sessions = []
   broken = []
   for call in read_logs(config, broken):
     calls_by_session[call.session].append(call)
-  for id_, calls in calls_by_session.items():
-    try:
-      sessions.append(read_session(id_, calls, run.config))
-    except ValueError as error:
-      broken.append(f"{config.traces}, session {id_!r:.80}: {error}")
   if broken:
-    problem = broken[0].rstrip(".")
-    remedy = "Correct the file (baar_serve/README.md), and import it again."
-    raise ValueError(f"{problem}. No session was imported. {remedy}")
+    raise ValueError(
+      f"{broken[0]}. No session was imported. "
+      "Correct the file (baar_serve/README.md), and import it again."
+    )
+  sessions = []
+  for id_, calls in calls_by_session.items():
+    sessions.append(read_session(id_, calls, run.config))
   new_count = add_sessions(run.store, run.config, sessions)
   run.print(
     f"Imported {new_count} sessions; {len(sessions) - new_count} were already stored."
@@ -72,23 +69,31 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> ScoredSes
   names = config.models.names
   prices = prices_of(config.models)
   steps = []
-  fields = {"task": calls[-1].task}
+  task = calls[-1].task
+  score = None
   for call in calls:
     # A provider answers with the dated name of a model.
     name = call.model if call.model in names else DATE.sub("", call.model)
     if name not in names:
-      raise ValueError(f"--config.models.names lacks the model {call.model!r:.80}")
+      raise ValueError(
+        f"Session {id_!r:.80} has the model {call.model!r:.80}. "
+        "Set --config.models.names to the models of all sessions."
+      )
     model = names.index(name)
     cost = Call(model, call.usage, prices[model].cost_usd(call.usage))
     steps.append(Step(call.observation, model, call.action, [cost]))
     if call.score is not None:
-      fields["score"] = call.score
+      score = call.score
+  if not (isinstance(score, int | float) and 0 <= score <= 1):
+    raise ValueError(
+      f"Session {id_!r:.80} has the score {score}, not one from 0 to 1. "
+      "Set --config.scores."
+    )
   spec = stratified_spec(config)
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:
       spec = boundary
-  score = SessionScore.read(fields).score
-  episode = Episode(fields["task"], spec.key, 0, steps, score, "done")
+  episode = Episode(task, spec.key, 0, steps, score, "done")
   return ScoredSession(f"import {id_}", episode, calls[0].text)
 
 

@@ -26,8 +26,8 @@ def read(log: Log) -> Calls:
       record.get("cost_usd"),
     )
     entries = [*map(Entry, history), reply]
-    task = str(record.get("task", ""))
-    calls = [*write_calls(session, task, entries, record.get("score"))]
+    score = record.get("score")
+    calls = [*write_calls(session, record.get("task"), entries, score)]
     if len(calls) != number or turn.role != "assistant":
       raise ValueError(f"call {number} must end with assistant message {number}")
     yield calls[-1]

@@ -28,12 +28,8 @@ def read(log: Log) -> Calls:
     if record["type"] == "turn_context":
       model = payload["model"]
     if payload.get("info"):
-      counts = payload["info"]["last_token_usage"]
-      reply.usage = dict(
-        prompt_tokens=counts["input_tokens"],
-        cached_tokens=counts["cached_input_tokens"],
-        completion_tokens=counts["output_tokens"],
-      )
+      usage = payload["info"]["last_token_usage"]
+      reply.usage = usage | dict(cached_tokens=usage["cached_input_tokens"])
     if record["type"] != "response_item":
       continue
     for turn in FORMS["responses"].read_entry(payload):

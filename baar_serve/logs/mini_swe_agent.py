@@ -9,10 +9,9 @@ from baar_serve.logs.record import Calls, Entry, Log, write_calls
 
 
 def read(log: Log) -> Calls:
-  """Read the calls of each trajectory; without an `instance_id` the file names it."""
+  """Read the calls of each trajectory; its file names the session."""
   responses = FORMS["responses"]
   for record in log.load():
-    name = record.get("instance_id") or log.path.name.removesuffix(".traj.json")
     entries = []
     for message in record["messages"]:
       extra = message.get("extra") or {}
@@ -27,4 +26,4 @@ def read(log: Log) -> Calls:
         turn = read_message(message)
       at = extra.get("timestamp")
       entries.append(Entry(turn, model, at, answer.get("usage"), extra.get("cost")))
-    yield from write_calls(f"{log.path.parent.name}/{name}", name, entries)
+    yield from write_calls(str(log.path), record.get("instance_id"), entries)

@@ -41,7 +41,7 @@ def read_logs(config: ServeConfig, broken: list[str]) -> Calls:
     raise ValueError("Set --config.traces to the file that is to be read.")
   scores = {}
   if config.scores:
-    scores = json.loads(require_file(Path(config.scores)).read_text())
+    scores = json.loads(Path(config.scores).read_text())
   path = Path(config.traces)
   files = [path]
   if path.is_dir():
@@ -60,10 +60,10 @@ def read_logs(config: ServeConfig, broken: list[str]) -> Calls:
       ValueError,
       RecursionError,
     ) as error:
-      problem = f"the record lacks a field, or its format is unknown ({error})"
-      if isinstance(error, ValueError):
-        problem = str(error).rstrip(".")
-      broken.append(f"{file}, {log.place}: {problem}")
+      broken.append(
+        f"{file}, {log.place}: a field is missing or wrong, or the format is unknown "
+        f"({error})"
+      )
 
 
 def read_calls(log: Log) -> Calls:

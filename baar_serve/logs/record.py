@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from baar_jax.episode import Usage
@@ -74,14 +74,12 @@ class Log:
       ValueError: a line is no JSON.
     """
     with self.path.open("rb") as file:
-      if self.path.suffix == ".json":
-        value = json.load(file)
-        yield from value if isinstance(value, list) else [value]
-        return
-      for number, line in enumerate(file, 1):
+      texts = [file.read()] if self.path.suffix == ".json" else file
+      for number, text in enumerate(texts, 1):
         self.place = f"line {number}"
-        if line.strip():
-          yield json.loads(line)
+        if text.strip():
+          value = json.loads(text)
+          yield from value if isinstance(value, list) else [value]
 
 
 @dataclasses.dataclass
@@ -91,7 +89,7 @@ class Entry:
   Attributes:
     turn: the message.
     model: the model of a reply.
-    at: its time in seconds since 1970, or in ISO 8601; without a zone it is UTC.
+    at: its time in seconds since 1970, or in ISO 8601; without a zone it is local.
     usage: its usage, in a provider's form.
     usd: its dollars.
   """
@@ -104,13 +102,13 @@ class Entry:
 
 
 def write_calls(
-  session: str, task: str, entries: list[Entry], score: float | None = None
+  session: str, task: object, entries: list[Entry], score: float | None = None
 ) -> Calls:
   """Yield the call of each reply of a session.
 
   Args:
     session: the session's name.
-    task: the task's name; "" if the log has none.
+    task: the task's name; "" or None if the log has none.
     entries: all messages of the session, in their order.
     score: the session's score.
 
@@ -123,16 +121,19 @@ def write_calls(
   for entry, observation, action in zip(replies, history.observations, history.actions):
     prompt_tokens += count_tokens(observation)
     stated = read_usage(entry.usage or {})
+    at_s = entry.at
+    if isinstance(at_s, str):
+      at_s = datetime.fromisoformat(at_s).timestamp()
     usage = stated or Usage(prompt_tokens, 0, count_tokens(action))
     prompt_tokens = usage.prompt_tokens + usage.completion_tokens
     yield LoggedCall(
       session,
-      task or history.opening,
+      str(task or history.opening),
       history.task,
       entry.model,
       observation,
       action,
-      read_time(entry.at),
+      at_s,
       usage,
       stated is None,
       entry.usd,
@@ -148,19 +149,7 @@ def read_usage(fields: dict) -> Usage | None:
   Raises:
     ImpossibleUsage: the usage cannot be true.
   """
-  openai_names = fields.keys() & {"prompt_tokens", "input_tokens_details"}
-  meter = AnswerMeter(counts_beside=not openai_names)
+  is_beside = "cache_read_input_tokens" in fields and "prompt_tokens" not in fields
+  meter = AnswerMeter(counts_beside=is_beside)
   meter.note({"usage": fields})
   return meter.usage() if meter.counts.get("prompt") else None
-
-
-def read_time(at: str | float | None) -> float | None:
-  """Read a time as seconds since 1970; None if it is unknown.
-
-  Raises:
-    ValueError: it is no time.
-  """
-  if not isinstance(at, str):
-    return at
-  moment = datetime.fromisoformat(at)
-  return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

@@ -273,21 +273,24 @@ CASES = [
     "--config.models.forms=('messages chat',)",
   ),
   import_lines(
-    "line 1: the record lacks a field, or its format is unknown ('session')", {}
+    "line 1: a field is missing or wrong, or the format is unknown ('session')", {}
   ),
   import_lines(
-    "line 1: call 1 must end with assistant message 1",
+    "line 1: ... (call 1 must end with assistant message 1)",
     *[*chat()][1:],
   ),
-  import_lines(
-    "session 'a': --config.models.names lacks the model 'other'",
-    *chat(model="other"),
+  (
+    "Session 'a' has the model 'other'. Set --config.models.names to the models of ...",
+    use(lambda client: load(client.run, chat(model="other"))),
   ),
   import_lines(
-    "line 1: The usage is impossible: ...",
+    "line 1: ... (The usage is impossible: ...)",
     *chat(usage=USAGE | {"cached_tokens": 101}),
   ),
-  import_lines("session 'b': Correct the field score: Field required", atif(extra={})),
+  (
+    "Session 'b' has the score None, not one from 0 to 1. Set --config.scores.",
+    use(lambda client: load(client.run, [atif(extra={})])),
+  ),
   (
     "left_usd or left_large_calls is negative. Pass 0 or more.",
     lambda tmp: decide_alone(left_usd=-1.0),

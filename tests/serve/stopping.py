@@ -13,9 +13,9 @@ import pandas as pd
 
 from baar_jax.report.frontier import draw, interval
 from baar_serve.config import run_command
+from baar_serve.forecast import cross_validate, list_scored
 from baar_serve.logs.read import read_logs
 from baar_serve.report import list_rows, make_frame, price_rows
-from baar_serve.validation import cross_validate, list_scored
 
 # The shares of the dollars that the rules save; fixed before the first measurement.
 SAVED = (0.13, 0.27, 0.50)

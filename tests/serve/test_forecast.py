@@ -8,7 +8,7 @@ from endpoint import ASK, REPLY, Client, assistant, user
 from scipy.optimize import minimize
 
 from baar_jax.episode import Usage
-from baar_serve import validation
+from baar_serve import forecast
 from baar_serve.forecast import FORECAST, Facts, fit_forecast
 
 
@@ -51,20 +51,20 @@ def test_a_forecast_knows_nothing_of_its_own_task():
   rng = np.random.default_rng(1)
   success = rng.random(40) < 0.5
   calls = make_calls(success, list(np.insert(rng.random((40, 3)), 0, 1.0, axis=1)))
-  before = validation.cross_validate(calls).forecast
+  before = forecast.cross_validate(calls).forecast
   flipped = calls.assign(success=success ^ (calls.task == 7))
-  changed = validation.cross_validate(flipped).forecast != before
+  changed = forecast.cross_validate(flipped).forecast != before
   assert not changed[calls.task == 7].any() and changed.sum() > 20
 
 
 def test_auc_and_calibration_by_hand(monkeypatch):
-  monkeypatch.setattr(validation, "FEWEST", 2)
+  monkeypatch.setattr(forecast, "FEWEST", 2)
   calls = make_calls(np.array([True, False, True, False]), [0.0] * 4)
   calls = calls.assign(step=2, forecast=[0.81, 0.52, 0.48, 0.23])
   # Of the four pairs of a success and a failure, 0.48 < 0.52 is in the wrong order.
-  (row,) = validation.tabulate_steps(calls).to_dict("records")
+  (row,) = forecast.tabulate_steps(calls).to_dict("records")
   assert row == dict(steps=1, sessions=4, success_rate=0.5, auc=0.75)
-  table = validation.tabulate_calibration(calls)
+  table = forecast.tabulate_calibration(calls)
   assert [*table.success_rate] == [0, 0.5, 1] and [*table.forecast] == [0.23, 0.5, 0.81]
 
 

@@ -26,7 +26,7 @@ def read(path):
     ("chat.jsonl", "chat", False),
     ("litellm.jsonl", "trace", True),
     ("atif.json", "atif", True),
-    ("fix.traj.json", "logs/fix", True),
+    ("fix.traj.json", str(GOLDEN / "fix.traj.json"), True),
     ("claude.jsonl", "claude", False),
     ("rollout-codex.jsonl", "rollout-codex", False),
   ],
@@ -76,7 +76,7 @@ def test_a_broken_file_is_one_line_and_others_are_read(tmp_path, capsys):
   settings.scores = str(scores)
   report.report(settings)
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0].startswith(f"{tmp_path}/b.jsonl, line 3: the record lacks a field")
+  assert lines[0].startswith(f"{tmp_path}/b.jsonl, line 3: a field is missing or wrong")
   # Nothing but the page is written, so nothing binds a later run.
   files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
   assert [str(path) for path in files] == [lines[-1]]

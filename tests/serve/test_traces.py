@@ -104,7 +104,7 @@ def test_an_atif_trajectory_is_an_episode(run):
 
 
 def test_a_file_with_one_error_is_refused_as_a_whole(run):
-  with pytest.raises(ValueError, match="line 3: the record lacks a field"):
+  with pytest.raises(ValueError, match="line 3: a field is missing or wrong"):
     load(run, [*chat(), "text"])
   assert not len(run.store.table())
 
