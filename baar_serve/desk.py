@@ -293,18 +293,18 @@ class Desk:
     Returns:
       A row of the page for each sum, with what LARGE would have cost.
     """
-    zeros = 0, 0.0, 0.0
-    sums = dict.fromkeys(("all", "today (UTC)", *self._names), zeros)
     today_s = minute * 60 // DAY_S * DAY_S
-    for model, policy, is_today, *counts in self._sessions.total(client, today_s):
-      labels = ["all", self._names[model], policy or "side calls"]
-      labels += ["today (UTC)"] * is_today
-      for label in labels:
-        sums[label] = [*map(sum, zip(sums.get(label, zeros), counts))]
     rows = []
-    for label, (calls, usd, large_usd) in sums.items():
-      row = dict(total=label, calls=calls, usd=usd, always_large_usd=large_usd)
-      rows.append(row | dict(saved_usd=large_usd - usd))
+    for label, calls, usd, large_usd in self._sessions.total(client, today_s):
+      rows.append(
+        dict(
+          total=dict(enumerate(self._names)).get(label, label),
+          calls=calls,
+          usd=usd,
+          always_large_usd=large_usd,
+          saved_usd=large_usd - usd,
+        )
+      )
     return rows
 
   def summarize(self, purse: Purse) -> dict:

@@ -380,8 +380,9 @@ class Exchange:
       scored.conversation,
     )
     # The newest first, those of the session's main agent before all others.
-    conversations.sort(key=lambda found: found.name not in ("", purse.name))
-    conversations.sort(key=lambda found: not found.records)
+    conversations.sort(
+      key=lambda found: (not found.records, found.name not in ("", purse.name))
+    )
     is_free = bool(conversations and conversations[0].records)
     if not is_free or conversations[0].id in purse.open.values():
       raise Refusal(

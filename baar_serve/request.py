@@ -188,7 +188,7 @@ class ClientKey(StrictRecord):
     name: the name of the table; "" without the file.
   """
 
-  model_config = {"strict": True, "extra": "forbid"}
+  model_config = {"extra": "forbid"}
   sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
   operator: bool = False
   max_usd: float | None = Field(None, ge=0)
@@ -311,11 +311,11 @@ class ClientRequest:
     if self.session is not None:
       yield self.session
     yield from find_names(self.headers, *SESSION_NAMES)
-    yield from find_names(self.body, "session_id")
-    yield from find_names(metadata, "session_id")
-    yield from find_names(self.body, "litellm_session_id")
-    yield from find_names(metadata, "user_id")  # Claude Code
-    yield from find_names(self.body, "prompt_cache_key")
+    # Claude Code's name is the metadata's user_id.
+    fields = {**metadata, **drop_nulls(self.body)}
+    yield from find_names(
+      fields, "session_id", "litellm_session_id", "user_id", "prompt_cache_key"
+    )
 
 
 def find_names(fields: Mapping[str, object], *names: str) -> Iterator[object]:

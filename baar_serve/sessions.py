@@ -471,25 +471,30 @@ class Sessions:
       record.step = step
 
   def total(self, client: str | None, today_s: float) -> list[tuple]:
-    """Add up the attempts that may have cost dollars.
+    """Add up the attempts that may have cost dollars: all, today's, and by what acted.
 
     Args:
       client: the name of the client's key; None adds up those of all clients.
       today_s: when today began, in seconds since 1970.
 
     Returns:
-      For each model, policy (None for side calls) and whether it was today: the number
-      of attempts, their dollars, and the dollars of the same tokens at LARGE.
+      What was added up: a text, or the index of a model; then the number of attempts,
+      their dollars, and the dollars of the same tokens at LARGE.
     """
+    sums = "count(*), total(usd), total(large_usd)"
     select = (
-      "SELECT model, json_extract(state, '$.policy'), is_today, sum(n), sum(usd), "
-      "sum(large_usd) FROM (SELECT model, conversation, at_s >= ? AS is_today, "
-      "count(*) AS n, sum(usd) AS usd, sum(ifnull(large_usd, usd)) AS large_usd "
+      "WITH made AS (SELECT model, usd, ifnull(large_usd, usd) AS large_usd, at_s, "
+      "ifnull(json_extract(state, '$.policy'), 'side calls') AS policy "
       "FROM calls JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
-      "JOIN purses ON purses.id = purse WHERE kind <> ? AND client = ifnull(?, client) "
-      "GROUP BY 1, 2, 3) LEFT JOIN conversations ON id = conversation GROUP BY 1, 2, 3"
+      "JOIN purses ON purses.id = attempts.purse "
+      "LEFT JOIN conversations ON conversations.id = conversation "
+      "WHERE kind <> ? AND client = ifnull(?, client)) "
+      f"SELECT 'all', {sums} FROM made "
+      f"UNION ALL SELECT 'today (UTC)', {sums} FROM made WHERE at_s >= ? "
+      f"UNION ALL SELECT model, {sums} FROM made GROUP BY model "
+      f"UNION ALL SELECT policy, {sums} FROM made GROUP BY policy"
     )
-    return self.read(select, today_s, FAILED, client)
+    return self.read(select, FAILED, client, today_s)
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""
@@ -519,10 +524,8 @@ def sync_file(path: Path) -> None:
   Raises:
     sqlite3.OperationalError: the disk fails.
   """
-  file = os.open(path, os.O_RDWR)
   try:
-    os.fsync(file)
+    with path.open("rb+") as file:
+      os.fsync(file.fileno())
   except OSError as error:
     raise sqlite3.OperationalError(str(error)) from None
-  finally:
-    os.close(file)

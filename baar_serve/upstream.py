@@ -260,7 +260,8 @@ class Upstream(Client):
 
   Attributes:
     failures: the number of failed attempts in a row.
-    paused_until_s: until this time of the monotonic clock no attempt is made.
+    paused_until_s: until this time of the monotonic clock, no attempt is made at a
+      model that has failed all the time.
   """
 
   failures = 0
@@ -355,11 +356,11 @@ class Upstream(Client):
     Returns:
       A whole answer in the call's wire form, a stream, or the failure.
     """
-    now_s = time.monotonic()
-    if now_s < self.paused_until_s:
-      problem = f"is not asked, because its last {self.failures} attempts failed"
-      return Outcome(FAILED, problem, status=503, hopeless=True)
     if self.failures >= self.config.max_failures:
+      now_s = time.monotonic()
+      if now_s < self.paused_until_s:
+        problem = f"is not asked, because its last {self.failures} attempts failed"
+        return Outcome(FAILED, problem, status=503, hopeless=True)
       self.paused_until_s = now_s + PROBE_S
     prepared = call.prepared[self.config_index]
     request = {**prepared.request}
@@ -396,8 +397,6 @@ class Upstream(Client):
         answer = UNREADABLE
     has_failed = isinstance(answer, Outcome) and answer.status >= 500
     self.failures = self.failures + 1 if has_failed else 0
-    if not has_failed:
-      self.paused_until_s = 0.0
     return answer
 
   def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
