@@ -112,7 +112,7 @@ class App(Starlette):
 
     @contextlib.asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
-      """Look for conversations that are over, as long as the server runs."""
+      """Commit what waits for room on the disk, as long as the server runs."""
       exchange.start(exchange.watch())
       yield
 

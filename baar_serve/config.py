@@ -99,8 +99,8 @@ class ServeConfig:
     aliases: Pairs of a pattern of model names that clients send, and the name that
       takes its place.
     side_calls: Whether titles, summaries and the like go to SMALL and are no steps.
-    idle_s: Seconds after its last call after which a conversation is over.
-    outcome: Command that gets a session's name and prints its score; "" runs none.
+    outcome: Command with which `python -m baar_serve.learn` scores a session; it gets
+      the session's name and the conversation's number, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
     key_variable: Name of the environment variable with the clients' key; "" is no key.
     max_sessions: Number of sessions for which the router's KV cache has room.
@@ -129,7 +129,6 @@ class ServeConfig:
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES
   side_calls: bool = True
-  idle_s: float = positive(21_600.0)
   outcome: str = ""
   keys: str = ""
   key_variable: str = Field("", pattern=VARIABLE)

@@ -212,18 +212,17 @@ class Desk:
     """
     atoms = history.atoms
     place = len(history.actions)
-    since_s = time.time() - self._config.idle_s
     candidates = []
     if fields.conversation:
-      is_named = "purse = ? AND name = ? AND changed_s > ?"
+      is_named = "purse = ? AND name = ? AND changed_s > 0"
       candidates = self._sessions.list_conversations(
-        is_named, purse and purse.id, fields.conversation, since_s
+        is_named, purse and purse.id, fields.conversation
       )
     elif purse or not fields.purse:
-      candidates = self._sessions.find_matches(key.name, purse, atoms, since_s)
+      candidates = self._sessions.find_matches(key.name, purse, atoms, 0.0)
     if purse and not candidates and not fields.conversation:
-      is_unnamed = "purse = ? AND name = '' AND changed_s > ?"
-      for found in self._sessions.list_conversations(is_unnamed, purse.id, since_s):
+      is_unnamed = "purse = ? AND name = '' AND changed_s > 0"
+      for found in self._sessions.list_conversations(is_unnamed, purse.id):
         if found.state.opening == history.opening and found.last_place < place:
           candidates.append(found)
     ranks = {}

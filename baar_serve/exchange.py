@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import re
-import shlex
 import sqlite3
 import sys
 import time
@@ -27,7 +26,7 @@ from baar_serve.config import ServeConfig
 from baar_serve.episodes import ScoredSession, add_sessions
 from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
-from baar_serve.records import Conversation, Purse, read_usage
+from baar_serve.records import Purse, read_usage
 from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
 from baar_serve.sessions import Sessions
@@ -38,9 +37,7 @@ SOUND = re.compile('"type": "input_audio"|"data:audio/')
 MOST_ANSWERS = 256
 # Most events of a stream that wait for a client that reads it.
 MOST_AHEAD = 256
-# Seconds that the command `outcome` may take.
-OUTCOME_S = 600.0
-# Seconds between two looks for conversations that are over.
+# Seconds between two commits of what waits for room on the disk.
 WATCH_S = 10.0
 
 
@@ -172,7 +169,6 @@ class Exchange:
     self.forecast_F: np.ndarray | None = None
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
-    self._start_s = time.time()
     rows = config.max_sessions
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
 
@@ -192,7 +188,6 @@ class Exchange:
       Refusal: the call has a wrong field.
     """
     fields = request.fields
-    headers = request.headers
     client = request.key.name
     form = request.form
     text = json.dumps(request.body, sort_keys=True)
@@ -225,7 +220,7 @@ class Exchange:
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if all(old.is_done for old in self._deliveries[old_place]):
         del self._deliveries[old_place]
-    self.start(self._make(delivery, headers.get("x-baar-session-final") == "true"))
+    self.start(self._make(delivery))
     return delivery
 
   def start(self, work: Coroutine) -> None:
@@ -234,7 +229,7 @@ class Exchange:
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
 
-  async def _make(self, delivery: Delivery, is_final: bool) -> None:
+  async def _make(self, delivery: Delivery) -> None:
     """Make an answer to its end: decide, call the model, and book the cost."""
     call = delivery.call
     routed = None
@@ -283,8 +278,6 @@ class Exchange:
         if delivery.is_repeatable or is_gone or is_named:
           delivery.call = None
       delivery.finish()
-    if is_final and call.conversation and delivery.is_repeatable:
-      await self._end(call.conversation)
 
   async def decide(self, call: ClientCall) -> RoutedCall:
     """Choose the model that answers a call; a side call goes to SMALL.
@@ -413,51 +406,8 @@ class Exchange:
       self.sessions.finish(conversation)
 
   async def watch(self) -> None:
-    """Commit what waits, and end old conversations, as long as the server runs."""
-    idle_s = self.config.idle_s
+    """Commit what waits for room on the disk, as long as the server runs."""
     while True:
-      await asyncio.sleep(min(WATCH_S, idle_s))
+      await asyncio.sleep(WATCH_S)
       with contextlib.suppress(sqlite3.OperationalError):
         self.sessions.commit()
-      over = self.sessions.list_conversations(
-        "score IS NULL AND changed_s BETWEEN ? AND ?",
-        self._start_s - idle_s,
-        time.time() - idle_s,
-      )
-      for conversation in over:
-        self.start(self._end(conversation))
-
-  async def _end(self, conversation: Conversation) -> None:
-    """End a conversation, with the score that the command `outcome` prints.
-
-    If the command fails, is late or prints no score, there is no score.
-    """
-    if conversation.changed_s < 0:
-      return
-    with contextlib.suppress(sqlite3.OperationalError):
-      self.sessions.finish(conversation, changed_s=0.0)
-    purse = conversation.purse
-    command = shlex.split(self.config.outcome)
-    if not command:
-      return
-    try:
-      process = await asyncio.create_subprocess_exec(
-        *command,
-        purse.name,
-        str(conversation.id),
-        stdout=asyncio.subprocess.PIPE,
-      )
-      try:
-        async with asyncio.timeout(OUTCOME_S):
-          output, _ = await process.communicate()
-      finally:
-        with contextlib.suppress(ProcessLookupError):
-          process.kill()
-      fields = {"score": float(output), "conversation": conversation.id}
-      self.score(purse, SessionScore.read(fields))
-    except (ValueError, OSError, sqlite3.OperationalError) as error:
-      print(
-        f"error: no score of session {purse.name} by --config.outcome "
-        f"({type(error).__name__})",
-        file=sys.stderr,
-      )

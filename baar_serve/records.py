@@ -160,7 +160,7 @@ class Conversation:
   Attributes:
     id: the number of the conversation.
     name: the client's name for it within its session; "" without one.
-    changed_s: when its last call began, in seconds since 1970; 0 or less if it is over.
+    changed_s: when its last call began, in seconds since 1970; negative if it is over.
     score: in [0, 1]; None until it is scored.
     records: one for each reply, in the order of the attempts.
     deciding: the lock that admits one decision at a time.

@@ -250,7 +250,8 @@ class Sessions:
       client: the name of the client's key.
       purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
-      since_s: conversations whose last call was before are over.
+      since_s: only conversations whose last call came later; 0 leaves out those that
+        are over.
     """
     newest = atoms[-NEWEST_ATOMS:]
     select = (
@@ -481,20 +482,21 @@ class Sessions:
       What was added up: a text, or the index of a model; then the number of attempts,
       their dollars, and the dollars of the same tokens at LARGE.
     """
-    sums = "count(*), total(usd), total(large_usd)"
+    sums = "ifnull(sum(n), 0), total(usd), total(large_usd)"
     select = (
-      "WITH made AS (SELECT model, usd, ifnull(large_usd, usd) AS large_usd, at_s, "
-      "ifnull(json_extract(state, '$.policy'), 'side calls') AS policy "
+      "WITH made AS (SELECT model, conversation, at_s >= ? AS is_today, "
+      "count(*) AS n, sum(usd) AS usd, sum(ifnull(large_usd, usd)) AS large_usd "
       "FROM calls JOIN attempts USING (id) LEFT JOIN large_costs USING (id) "
-      "JOIN purses ON purses.id = attempts.purse "
-      "LEFT JOIN conversations ON conversations.id = conversation "
-      "WHERE kind <> ? AND client = ifnull(?, client)) "
-      f"SELECT 'all', {sums} FROM made "
-      f"UNION ALL SELECT 'today (UTC)', {sums} FROM made WHERE at_s >= ? "
-      f"UNION ALL SELECT model, {sums} FROM made GROUP BY model "
-      f"UNION ALL SELECT policy, {sums} FROM made GROUP BY policy"
+      "JOIN purses ON purses.id = purse WHERE kind <> ? AND client = ifnull(?, client) "
+      "GROUP BY 1, 2, 3), named AS "
+      "(SELECT *, json_extract(state, '$.policy') AS policy "
+      "FROM made LEFT JOIN conversations ON id = conversation) "
+      f"SELECT 'all', {sums} FROM named "
+      f"UNION ALL SELECT 'today (UTC)', {sums} FROM named WHERE is_today "
+      f"UNION ALL SELECT model, {sums} FROM named GROUP BY model "
+      f"UNION ALL SELECT ifnull(policy, 'side calls'), {sums} FROM named GROUP BY 1"
     )
-    return self.read(select, FAILED, client, today_s)
+    return self.read(select, today_s, FAILED, client)
 
   def lost_usd(self, conversation: Conversation) -> float:
     """Compute the dollars of a conversation's attempts that no step has."""
@@ -505,17 +507,12 @@ class Sessions:
     self,
     conversation: Conversation,
     score: float | None = None,
-    changed_s: float = -1.0,
   ) -> None:
-    """End a conversation, with a score or without one.
-
-    Args:
-      changed_s: -1 if it can no longer be scored, 0 if it can.
-    """
-    update = "UPDATE conversations SET score = ?, changed_s = ? WHERE id = ?"
-    self.commit((update, (score, changed_s, conversation.id)))
+    """End a conversation, with a score or without one."""
+    update = "UPDATE conversations SET score = ?, changed_s = -1 WHERE id = ?"
+    self.commit((update, (score, conversation.id)))
     conversation.score = score
-    conversation.changed_s = changed_s
+    conversation.changed_s = -1.0
 
 
 def sync_file(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Drive the endpoint in this process, with a stand-in for the models."""
 
 import hashlib
-import time
 
 from starlette.testclient import TestClient
 
@@ -114,12 +113,3 @@ def write_keys(directory, **settings):
   path = directory / "keys.toml"
   path.write_text("".join(tables))
   return str(path)
-
-
-def wait_until(holds):
-  """Wait until something holds, for at most ten seconds."""
-  for _ in range(200):
-    if holds():
-      return
-    time.sleep(0.05)
-  raise AssertionError("it does not hold")

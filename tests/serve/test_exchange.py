@@ -5,7 +5,7 @@ import concurrent.futures
 import functools
 
 import pytest
-from endpoint import ASK, REPLY, assistant, user, wait_until
+from endpoint import ASK, REPLY, assistant, user
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
@@ -94,27 +94,6 @@ def test_a_failed_batch_ends_only_the_call_that_ran_it():
 
   first, second, third = asyncio.run(gather())
   assert (first.model, third.model) == (0, 1) and isinstance(second, IndexError)
-
-
-@pytest.mark.parametrize("command, score", [("echo 0.5", 0.5), ("false", None)])
-def test_a_command_scores_a_task_at_its_end(
-  open_client, tmp_path, monkeypatch, command, score
-):
-  """The first task ends by a header, and the second one after some time."""
-  monkeypatch.setattr("baar_serve.exchange.WATCH_S", 0.05)
-  script = tmp_path / "score.sh"
-  script.write_text(f"{command}\n")
-  command = f"sh {script}"
-  over = "SELECT count(*) FROM conversations WHERE id = ? AND changed_s <= 0"
-  client = open_client(outcome=command, idle_s=1.0)
-  for name, headers in (("s", {"x-baar-session-final": "true"}), ("idle", {})):
-    client.chat(name, headers)
-    ((number, _),) = client.conversations(name)
-    read = client.http.app.exchange.sessions.read
-    wait_until(lambda number=number, read=read: read(over, number) == [(1,)])
-    wait_until(lambda name=name: client.session(name)["score"] == score)
-    client.chat(name)
-    assert [steps for _, steps in client.conversations(name)] == [1, 1]
 
 
 def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):

@@ -143,8 +143,7 @@ def test_a_session_goes_on_after_a_models_error(
 ):
   monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
   upstream.fault = fault
-  final = {"x-baar-session-final": "true"}
-  reply = client.chat(headers=final, stream=fault == "no choice")
+  reply = client.chat(stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
   # Two attempts that may be billed count at their worst case.
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
