@@ -3,8 +3,9 @@
 python -m baar_serve.offpolicy --config.name=mine
 
 The estimate is doubly robust per decision (Jiang & Li 2016). Its values are linear in
-what the value heads say at all cost weights. They are fitted to the same sessions by
-LSTD-Q (Lagoudakis & Parr 2003) with the traces of tree backup (Precup et al. 2000).
+what the value heads say at all cost weights, and in the facts of the step. They are
+fitted to the same sessions by LSTD-Q (Lagoudakis & Parr 2003) with the traces of tree
+backup (Precup et al. 2000).
 Hardly a session agrees with a deterministic target to its end. So importance sampling
 corrects the values up to the last decision with at least `LEAST_SIZE` effective
 sessions (our choice), and later decisions count by the values.
@@ -39,7 +40,8 @@ from baar_serve.episodes import client_specs
 STORE = "episodes.sqlite"
 LEAST_SIZE = 10.0  # Fewer effective sessions correct nothing.
 RESAMPLES = 200
-RIDGE = 1e-6  # added to the diagonal of the fit of the values
+FACTS = 26  # number of facts, the first features of a state
+RIDGE = 1e-3  # added to the diagonal of the fit of the values
 TINY = 1e-300
 
 
@@ -123,15 +125,13 @@ def estimate_means(sample: Sample, target_NxA: np.ndarray) -> Means:
   counts_RxT = np.random.default_rng(0).multinomial(
     tasks, np.full(tasks, 1 / tasks), RESAMPLES
   )
-  arrays = [*map(np.array, zip(*moments))]
-  means = []
-  for count_T in [np.ones(tasks), *counts_RxT]:
-    matrix_IxI, right_IxV, lever_I, gain_V = (
-      np.tensordot(count_T, array, 1) / tasks for array in arrays
-    )
-    beta_IxV = np.linalg.solve(matrix_IxI + RIDGE * np.eye(len(lever_I)), right_IxV)
-    means.append(lever_I @ beta_IxV + gain_V)
-  return Means(np.array(means), size_S)
+  count_RxT = np.vstack([np.ones(tasks), counts_RxT])
+  matrix_RxIxI, right_RxIxV, lever_RxI, gain_RxV = (
+    np.tensordot(count_RxT, np.array(x), 1) / tasks for x in zip(*moments)
+  )
+  matrix_RxIxI += RIDGE * np.eye(lever_RxI.shape[1])
+  beta_RxIxV = np.linalg.solve(matrix_RxIxI, right_RxIxV)
+  return Means((lever_RxI[:, None] @ beta_RxIxV)[:, 0] + gain_RxV, size_S)
 
 
 def read_sample(
@@ -191,7 +191,7 @@ def read_sample(
     np.array(chances),
     models[data.model_N],
     np.stack([data.gain_N, data.cost_N], axis=1),
-    np.hstack([*inputs, terms_NxT]),
+    np.hstack([*inputs, terms_NxT, states.features_NxD[:, :FACTS]]),
   )
   return sample, targets
 

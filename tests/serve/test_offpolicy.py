@@ -46,7 +46,8 @@ def test_corrected_estimates_are_exact_on_all_sequences():
   np.testing.assert_allclose(means.mean_RxV, [[1, 5 + 1 + 5]] * 201, atol=1e-4)
 
 
-def test_the_values_alone_know_what_each_decision_costs():
+def test_the_values_alone_know_what_each_decision_costs(monkeypatch):
+  monkeypatch.setattr(offpolicy, "RIDGE", 1e-9)
   sample, target_NxA = enumerate_sessions(tasks=2)
   means = estimate_means(sample, target_NxA)
   np.testing.assert_allclose(means.size_S, [8, 4, 2])
