@@ -334,19 +334,13 @@ class App(Starlette):
     """
     if not key.operator:
       raise Refusal(403, "Only an operator's key shows metrics. Ask the operator.")
-    registry = prometheus.CollectorRegistry()
-    make_counter = functools.partial(
-      prometheus.Counter, labelnames=["model", "outcome"], registry=registry
-    )
-    calls = make_counter("baar_calls", "Attempts at model calls.")
-    usd = make_counter("baar_usd", "US dollars; unknown costs at their worst case.")
+    metrics = self.exchange.budgets.metrics
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
-    for model, outcome, count, sum_usd in self.exchange.sessions.read(select):
+    for model, outcome, count, usd in self.exchange.sessions.read(select):
       labels = (self.exchange.config.models.names[model], outcome)
-      calls.labels(*labels).inc(count)
-      usd.labels(*labels).inc(sum_usd)
-    text = prometheus.generate_latest(registry)
-    text += prometheus.generate_latest(self.exchange.budgets.metrics.registry)
+      metrics.calls.labels(*labels).set(count)
+      metrics.usd.labels(*labels).set(usd)
+    text = prometheus.generate_latest(metrics.registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request, key: ClientKey) -> Response:

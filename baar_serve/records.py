@@ -122,7 +122,6 @@ class Purse:
     open: the conversation of each attempt in flight, by the attempt's number; None for
       a side call.
     callers: the number of calls that are being answered.
-    changed: an event that is set when an attempt has ended.
   """
 
   id: int
@@ -134,7 +133,6 @@ class Purse:
   large_calls: int = 0
   open: dict[int, int | None] = dataclasses.field(default_factory=dict)
   callers: int = 0
-  changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
   @property
   def cap(self) -> Cap:

@@ -19,10 +19,6 @@ from baar_serve.forms.wire import WireForm
 
 # The value of `policy` that lets the trained router decide.
 ROUTER = "router"
-# The `error.code` of a call whose worst case exceeds a budget at every model.
-EXHAUSTED = "budget_exhausted"
-# The `error.code` of a call that has waited too long for the calls beside it.
-RESERVED = "budget_reserved"
 # The pattern of a cap on LARGE calls in a model name, such as "baar:K=5".
 CALL_CAP = re.compile(r":K=(\d{1,9})(?![^:])")
 # The cost weight in a model name, such as "baar:cost_weight=0.50".

@@ -12,6 +12,7 @@ import prometheus_client as prometheus
 
 from baar_jax.episode import Call, Step
 from baar_jax.llms.history import write_action
+from baar_jax.llms.prices import ROUNDING
 from baar_jax.llms.provider import (
   FAILED,
   LOST,
@@ -27,8 +28,6 @@ from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Attempt, Cache, Record
 from baar_serve.request import (
-  EXHAUSTED,
-  RESERVED,
   Refusal,
   hash_prefix,
   hash_turn,
@@ -57,6 +56,17 @@ class Metrics:
   def __init__(self) -> None:
     """Start all counts at 0."""
     self.registry = prometheus.CollectorRegistry()
+    # The ledger counts these two, also those of earlier processes.
+    labels = ("model", "outcome")
+    self.calls = prometheus.Gauge(
+      "baar_calls_total", "Attempts at model calls.", labels, registry=self.registry
+    )
+    self.usd = prometheus.Gauge(
+      "baar_usd_total",
+      "US dollars; unknown costs at their worst case.",
+      labels,
+      registry=self.registry,
+    )
     self.refusals = prometheus.Counter(
       "baar_refusals", "Refused requests.", ["code"], registry=self.registry
     )
@@ -82,12 +92,12 @@ class Budgets:
   async def find_affordable(self, call: ClientCall) -> AffordableModels:
     """Find the models that offer a call's form and fit all budgets.
 
-    If no call fits, wait for the end of the purse's attempts in flight, which may free
-    dollars, and try again.
+    If only reservations forbid all calls, wait for the end of an attempt in flight, of
+    whatever session, and try again.
 
     Raises:
-      Refusal: no call fits and no attempt of the purse is in flight, or the wait has
-        taken `models.timeout_s`.
+      Refusal: no call would fit without reservations, or the wait has taken
+        `models.timeout_s`.
     """
     purse = call.purse
     sessions = self.sessions
@@ -97,10 +107,13 @@ class Budgets:
         call.prepared.append(upstream.prepare(call, self.config))
     fitting = {model for model in offering if call.prepared[model].fits_window}
     offering = fitting or {max(offering, key=self.window_tokens)}
+    needed_usd = min(
+      call.prepared[model].offer(0.0).worst_case_usd for model in offering
+    )
     try:
       async with asyncio.timeout(self.config.models.timeout_s):
         while True:
-          purse.changed.clear()
+          sessions.changed.clear()
           room_usd = sessions.room_usd(purse)
           offers = [prepared.offer(room_usd) for prepared in call.prepared]
           worst_case_usd_A = [offer.worst_case_usd for offer in offers]
@@ -108,20 +121,15 @@ class Budgets:
           models = [model for model in allowed if model in offering]
           if models:
             return AffordableModels(models, offers)
-          if not purse.open:
-            break
-          await purse.changed.wait()
+          if needed_usd * (1 + ROUNDING) > sessions.unspent_usd(purse):
+            raise self._refuse(call, needed_usd)
+          await sessions.changed.wait()
     except TimeoutError:
       raise Refusal(
         503,
-        f"The calls of session {purse.name} in flight reserve its whole cap. "
-        "Send the call again.",
-        RESERVED,
+        "Calls in flight reserve what is left of a cap. Send the call again.",
+        "budget_reserved",
       ) from None
-    needed_usd = min(
-      call.prepared[model].offer(0.0).worst_case_usd for model in offering
-    )
-    raise self._refuse(call, needed_usd)
 
   def _refuse(self, call: ClientCall, needed_usd: float) -> Refusal:
     """Make the refusal of a call that fits no budget.
@@ -130,15 +138,6 @@ class Budgets:
       needed_usd: the least worst case of the call in US dollars.
     """
     purse = call.purse
-    if purse.dollars.allows(needed_usd) and self.sessions.is_reserved(
-      purse, needed_usd
-    ):
-      return Refusal(
-        503,
-        "The calls of other sessions in flight reserve what is left of a cap. "
-        "Send the call again.",
-        RESERVED,
-      )
     spent_usd = purse.dollars.settled_usd
     cap = (
       "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
@@ -149,7 +148,7 @@ class Budgets:
       f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
       "--config.max_total_usd forbids it. End the task without a further call.",
       "insufficient_quota",
-      EXHAUSTED,
+      "budget_exhausted",
       session=purse.name,
       spent_usd=spent_usd,
       cap_usd=purse.dollars.limit_usd,

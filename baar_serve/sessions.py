@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 import os
 import secrets
 import sqlite3
@@ -54,6 +55,9 @@ class Sessions:
   made, and again after it has ended. If the process is killed, its attempts in flight
   count at their worst case. A commit does not wait for the disk; `reach_disk` does. All
   methods must be called from one thread.
+
+  Attributes:
+    changed: an event that is set when an attempt has ended, or caps have changed.
   """
 
   def __init__(
@@ -73,6 +77,7 @@ class Sessions:
     self._db.execute("PRAGMA synchronous=NORMAL")
     self._log = Path(f"{path}-wal")
     self._disk = asyncio.Lock()
+    self.changed = asyncio.Event()
     # The number of commits, and how many of them are on the disk.
     self._commits = 0
     self._safe_commits = 0
@@ -205,7 +210,7 @@ class Sessions:
     self.commit((update, (cap.calls, cap.usd, purse.id)))
     purse.call_limit = cap.calls
     purse.dollars.change_limit(cap.usd)
-    purse.changed.set()
+    self.changed.set()
 
   def begin_conversation(self, purse: Purse, name: str, state: State) -> Conversation:
     """Store a new conversation of a purse."""
@@ -287,16 +292,13 @@ class Sessions:
       budgets.append(self._days[purse.client][1])
     return budgets
 
-  def is_reserved(self, purse: Purse, usd: float) -> bool:
-    """Tell whether nothing but reservations keeps a call from the run's and day's caps.
-
-    Args:
-      purse: the purse that pays.
-      usd: the worst case of the call in US dollars.
-    """
-    shared = self._budgets(purse)[1:]
-    rooms = [budget.limit_usd - budget.settled_usd for budget in shared]
-    return not all(budget.allows(usd) for budget in shared) and usd <= min(rooms)
+  def unspent_usd(self, purse: Purse) -> float:
+    """Return what a call of a purse might cost if no attempt were in flight."""
+    limits = [math.inf]
+    for budget in self._budgets(purse):
+      if budget.limit_usd is not None:
+        limits.append(budget.limit_usd - budget.settled_usd)
+    return min(limits)
 
   def room_usd(self, purse: Purse) -> float:
     """Return the dollars that a call of a purse may cost now."""
@@ -411,7 +413,7 @@ class Sessions:
       if record:
         attempt.conversation.records.append(record)
         attempt.conversation.records.sort(key=lambda record: record.number)
-      purse.changed.set()
+      self.changed.set()
 
     self._late.append(Late(statements, apply))
     with contextlib.suppress(sqlite3.OperationalError):
@@ -444,11 +446,8 @@ class Sessions:
           (purse.id,),
         )
       )
-      if is_new:  # The next one may get the same number.
-        self._conversations.pop(id_, None)
     if not (purse.callers or attempted):
       statements.append(("DELETE FROM purses WHERE id = ?", (purse.id,)))
-      self._purses.pop(purse.id, None)
     self.commit(*statements)
     return is_new
 

@@ -108,12 +108,6 @@ def decide(app: App) -> RoutedCall:
   return asyncio.run(app.exchange.decide(receive(app)))
 
 
-def decide_beside_another_call(app: App) -> None:
-  call = receive(app)
-  app.exchange.sessions.begin(call.purse, None, Step("", 0, ""), 1.0)
-  asyncio.run(app.exchange.decide(call))
-
-
 def decide_beside_another_session(app: App) -> None:
   sessions = app.exchange.sessions
   sessions._run_budget = DollarBudget(1.0)
@@ -215,12 +209,8 @@ CASES = [
   ),
   ("The body took longer than 0.01 seconds. Send the call again.", read_late),
   (
-    "The calls of session s in flight reserve its whole cap. Send the call again.",
-    use_app(decide_beside_another_call, max_usd=1.0, models={"timeout_s": 0.01}),
-  ),
-  (
-    "The calls of other sessions in flight reserve... Send the call again.",
-    use_app(decide_beside_another_session),
+    "Calls in flight reserve what is left of a cap. Send the call again.",
+    use_app(decide_beside_another_session, models={"timeout_s": 0.01}),
   ),
   (
     "Cannot listen on 127.0.0.1:... Set another --config.port or --config.host.",

@@ -29,6 +29,15 @@ def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
   assert again.headers["x-baar-session-id"] not in ids
 
 
+def test_a_call_waits_for_what_another_session_reserves(open_client, upstream):
+  """The cap of all sessions pays for one worst case at a time, $0.0004."""
+  upstream.latency_s = 0.3
+  client = open_client(max_total_usd=0.0006)
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    replies = [*pool.map(client.chat, "ab")]
+  assert [reply.status_code for reply in replies] == [200, 200]
+
+
 def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
   """Five clients repeat their calls, after 40 errors; 5 * 3 calls have an answer."""
   upstream.fault = ["503"] * 40
