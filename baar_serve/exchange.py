@@ -321,8 +321,7 @@ class Exchange:
   def _forecast(self, call: ClientCall) -> str:
     """Forecast from the texts of a call whether its conversation will succeed."""
     facts = Facts()
-    steps = {record.place: record.step for record in call.conversation.records}
-    for step in call.history.write_steps(steps):
+    for step in call.write_steps():
       if step.calls:
         usage = read_usage(step)
         facts.add(step.observation, step.action, usage, step.spent_usd)
@@ -332,11 +331,7 @@ class Exchange:
     """Make the live episode of a call's conversation, from which its policy decides."""
     conversation = call.conversation
     history = call.history
-    # A client may repeat a call, which gives two steps at one place. The last one
-    # counts.
-    steps = history.write_steps(
-      {record.place: record.step for record in conversation.records}
-    )
+    steps = call.write_steps()
     # The id seeds the policy's random draws, and the trial number below, which sets the
     # probability of LARGE in a stratified sample. A session that is played again under
     # its name gets the same ones.

@@ -39,13 +39,11 @@ class Cache:
     messages: the number of messages in this prefix.
     digest: a hash of the prefix; see `hash_prefix`.
     tokens: the prompt tokens of the prefix, as billed.
-    at_s: when the model read the prefix, in seconds since 1970.
   """
 
   messages: int
   digest: str
   tokens: int
-  at_s: float
 
 
 @dataclasses.dataclass

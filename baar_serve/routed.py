@@ -404,7 +404,7 @@ class RoutedCall:
       outcome = REPLY
       upstream.multiples = {"service_tier": 1.0} | meter.multiples
       if call.prefix:
-        cache = Cache(*call.prefix, bill.usage.prompt_tokens, time.time())
+        cache = Cache(*call.prefix, bill.usage.prompt_tokens)
     self.usd = billed.cost_usd + self.step.spent_usd
     record = None
     if call.conversation:

@@ -8,6 +8,7 @@ import time
 from typing import NamedTuple
 from urllib.parse import quote
 
+from baar_jax.episode import Step
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
 from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_error
@@ -162,6 +163,14 @@ class ClientCall:
       for atom in record.atoms:
         authors[atom] = record.step.model
     return authors
+
+  def write_steps(self) -> list[Step]:
+    """Write the conversation's steps so far, with the texts of the history.
+
+    A client may repeat a call, which gives two steps at one place. The last one counts.
+    """
+    records = self.conversation.records
+    return self.history.write_steps({record.place: record.step for record in records})
 
   def write_body(self, model: int) -> dict:
     """Return the body without the reasoning that other models have written.
