@@ -190,13 +190,9 @@ class Run:
       unit: the unit's name in the bar, such as "ep" for episodes.
     """
     lines = {} if sys.stderr.isatty() else LINES
+    hidden = not self.is_main
     return tqdm(
-      desc=title,
-      total=total,
-      initial=done,
-      unit=unit,
-      disable=not self.is_main,
-      **lines,
+      desc=title, total=total, initial=done, unit=unit, disable=hidden, **lines
     )
 
   def require(self, stage: str) -> None:

@@ -37,11 +37,10 @@ def get_config(setting: str = "") -> config.Config:
     c.references.plans += (
       config.SamplePlan("steps", 20, all_tasks=setting == "sandbox"),
     )
-  # Rivals of our own are played in the sandbox alone, to save time.
-  ours = ("vanilla-sft", "one-escalation")
   c.baselines = dataclasses.replace(
     c.baselines,
-    rivals=sciworld.RIVALS + ours * (setting == "sandbox"),
+    # Rivals of our own are played in the sandbox alone, to save time.
+    rivals=sciworld.RIVALS + ("vanilla-sft", "one-escalation") * (setting == "sandbox"),
     ablations=sciworld.ABLATIONS,
   )
   # Every router is evaluated with the same rules: the more probable model acts, or
