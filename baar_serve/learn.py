@@ -6,6 +6,7 @@ python -m baar_serve.learn --agent="python my_agent.py" --tasks=tasks.txt --max_
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import shlex
 import socket
@@ -16,14 +17,16 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
+import numpy as np
 from absl import flags
 
 from baar_jax.episode import SPLITS
-from baar_jax.open import save_default
+from baar_jax.open import load_default, save_default
 from baar_jax.report.table import load_split
-from baar_jax.rollout.jobs import BOUNDARIES
+from baar_jax.rollout.jobs import ALWAYS_LARGE, BOUNDARIES
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.store import require_file
@@ -39,6 +42,8 @@ AT_ONCE = 4  # The number of sessions that are played at the same time.
 KEYS = {"OPENAI_API_KEY": "unused", "ANTHROPIC_API_KEY": "unused"}
 # Seconds before each try to send a score; a session's last call may still be in flight.
 WAITS_S = (0, 1, 10)
+# Half of the width of an interval of scores that settles a verdict (our choice).
+SETTLED = 0.05
 
 
 def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
@@ -88,6 +93,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
         choose(run)
       else:
         evaluate.report(run)
+        run.print(judge(run))
 
 
 def choose(run: Run) -> None:
@@ -97,6 +103,58 @@ def choose(run: Run) -> None:
   data = load_split(run.store, listed, run.config, "dev")
   default = specs[evaluate.choose_default(data, [*specs])]
   save_default(run.files(), default.cost_weight)
+
+
+def judge(run: Run) -> str:
+  """Write which model name to serve, by the scores on the held-out tests.
+
+  The router is not to be served if it is shown to score less than always-LARGE.
+  """
+  default = load_default(run.files())
+  specs = list_router_specs(run.config).values()
+  listed = [*BOUNDARIES, *(spec for spec in specs if spec.cost_weight == default)]
+  scores = load_split(run.store, listed, run.config, "test").per_task("score").T
+  gain = measure_gain((scores[listed[-1].key] - scores[ALWAYS_LARGE.key]).to_numpy())
+  low = gain.mean - gain.half
+  high = gain.mean + gain.half
+  name = "baar:large" if high < 0 else "baar"
+  return (
+    f"Verdict: serve {name}. The router's score against always-LARGE's: "
+    f"{gain.mean:+.3f} [{low:+.3f}, {high:+.3f}], corrected for few tasks. "
+    f"{len(SPLIT_OF) * gain.missing} more tasks, of which {gain.missing} are tests, "
+    "would settle it."
+  )
+
+
+class Gain(NamedTuple):
+  """A mean difference of two scores, as far as few tasks can tell it.
+
+  Attributes:
+    mean: the mean difference per task.
+    half: half of the width of its 95 % interval.
+    missing: the number of further tasks that would tell it from 0, or, if it is small,
+      make the interval as narrow as `SETTLED`.
+  """
+
+  mean: float
+  half: float
+  missing: int
+
+
+def measure_gain(gain_N: np.ndarray) -> Gain:
+  """Measure a mean difference of two scores in [0, 1] over tasks.
+
+  As in Agresti and Min (2005), for pairs of successes, two tasks are added: their
+  differences are 1, -1 and twice 0, with half of a task's weight each. So a few equal
+  scores do not prove equality. How many tasks are missing supposes that further tasks
+  are like these.
+  """
+  count = len(gain_N) + 2
+  mean = gain_N.sum() / count
+  variance = (np.square(gain_N).sum() + 1) / count - mean**2
+  half = 2 * math.sqrt(variance / count)
+  enough = count * (half / max(abs(mean), SETTLED)) ** 2
+  return Gain(mean, half, max(0, math.ceil(enough - count)))
 
 
 @contextlib.contextmanager

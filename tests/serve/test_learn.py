@@ -3,16 +3,16 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from endpoint import ASK, PRICES, REPLY, assistant, user
 
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.desk import SelectedPolicy
+from baar_serve.learn import measure_gain
 from configs import quickstart
 
-SMALL, LARGE = SelectedPolicy("small", None), SelectedPolicy("large", None)
 # An agent that calls twice, and fails hard tasks without LARGE. In some sessions, it
 # kills the command that has started it.
 AGENT = """
@@ -140,3 +140,15 @@ def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client):
     "always-large",
   ]
   assert names[2] in names[:2] and len(sessions[2]["conversations"]) == 1
+
+
+def test_few_equal_scores_do_not_prove_equality():
+  """With two more tasks, the variance of six equal scores is 1 / 8, and 25 times as
+  many tasks would make its half of 0.25 as narrow as 0.05. Of fourteen tasks, twelve
+  of which are lost, the variance is 13 / 16 - (3 / 4)^2."""
+  equal = measure_gain(np.zeros(6))
+  assert (equal.mean, equal.half) == (0, pytest.approx(0.25))
+  assert equal.missing == 8 * 25 - 8
+  lost = measure_gain(np.array([-1.0] * 12 + [0, 0]))
+  assert (lost.mean, lost.half) == (-0.75, pytest.approx(2 * (1 / 4 / 16) ** 0.5))
+  assert lost.missing == 0
