@@ -10,7 +10,7 @@ from endpoint import ASK, PRICES, REPLY, assistant, user
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import measure_gain
+from baar_serve.learn import learn, measure_gain
 from configs import quickstart
 
 # An agent that calls twice, and fails hard tasks without LARGE. In some sessions, it
@@ -104,6 +104,26 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
   assert starts == 4 and sessions > 4 * 4 + 4 + 3
   assert read_result(killed) == read_result(plain)
   assert (tmp_path / "killed" / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+  "count, script, problem",
+  [
+    (2, "true", "has 2 tasks, and --max_usd is 5. Write at least 5 different"),
+    (5, "true", "has made no call, .* exit status is 0; see .*agent.log"),
+    (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
+    (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
+  ],
+)
+def test_what_cannot_be_scored_stops_the_command(
+  start, tmp_path, count, script, problem
+):
+  config = start("broken")
+  tasks = tmp_path / "tasks.txt"
+  tasks.write_text("\n".join(map(str, range(count))))
+  agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
+  with pytest.raises(ValueError, match=problem):
+    learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
 
 
 def test_collect_gives_a_session_what_its_task_still_needs(open_client):
