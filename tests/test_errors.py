@@ -77,6 +77,7 @@ ELSEWHERE = {
   "routed._refuse",
   "routed.ask",
   "routed.choose_again",
+  "routed.find_affordable",
   "store.add",
   "store.adopt",
   "store.table",
