@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from endpoint import ASK, PRICES, REPLY, assistant, user
+from endpoint import ASK, REPLY, assistant, user
 
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
@@ -13,6 +13,9 @@ from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.learn import learn, measure_gain
 from configs import quickstart
 
+# Cached tokens have the input's price, because the stand-in knows the prompts of earlier
+# sessions, so that dollars would depend on the order of sessions.
+PRICES = ((1.0, 1.0, 2.0), (5.0, 5.0, 10.0))
 # An agent that calls twice, and fails hard tasks without LARGE. In some sessions, it
 # kills the command that has started it.
 AGENT = """
@@ -83,10 +86,7 @@ def run_command(tmp_path, upstream, name, *kills):
 
 
 def read_result(config):
-  """Read the stored sessions and the default cost weight.
-
-  Their dollars may differ, because the stand-in knows the prompts of earlier sessions.
-  """
+  """Read the stored sessions and the default cost weight."""
   run = open_run(config)
   table = run.store.table()[["policy", "task_id", "seed", "score", "large_calls"]]
   rows = sorted(table.itertuples(index=False))
