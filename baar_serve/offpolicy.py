@@ -29,13 +29,12 @@ from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.mesh import one_device
 from baar_jax.open import load_heads, load_vocabulary
 from baar_jax.report.frontier import interval
-from baar_jax.rivals.families import list_specs
-from baar_jax.rollout.jobs import CONDITIONED
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.inputs import describe, read_states
 from baar_jax.store import Store, read_run
 from baar_serve.config import ServeConfig, run_command
 from baar_serve.episodes import client_specs
+from baar_serve.plan import list_router_specs
 
 STORE = "episodes.sqlite"
 LEAST_SIZE = 10.0  # Fewer effective sessions correct nothing.
@@ -178,13 +177,12 @@ def read_sample(
     ids += [episode.task_id] * len(episode.steps)
   inputs = []
   targets = {}
-  for spec in list_specs(files.config):
-    if spec.family == CONDITIONED and not spec.cap:
-      score_weight = 1 / (1 + np.float64(spec.cost_weight))
-      terms_NxT = describe(np.float64(np.inf), score_weight, states.progress_NxP)
-      value_N, advantage_NxA = estimate(heads, states.features_NxD, terms_NxT)
-      targets[spec] = models[advantage_NxA.argmax(axis=1)]
-      inputs += [value_N[:, None], advantage_NxA]
+  for spec in list_router_specs(files.config).values():
+    score_weight = 1 / (1 + np.float64(spec.cost_weight))
+    terms_NxT = describe(np.float64(np.inf), score_weight, states.progress_NxP)
+    value_N, advantage_NxA = estimate(heads, states.features_NxD, terms_NxT)
+    targets[spec] = models[advantage_NxA.argmax(axis=1)]
+    inputs += [value_N[:, None], advantage_NxA]
   unique_ids, task_N = np.unique(ids, return_inverse=True)
   sample = Sample(
     task_N,
