@@ -338,7 +338,7 @@ class BoPOConfig:
       never clips (paper).
     learning_rate: Learning rate of AdamW.
     last_rate: Learning rate after the last gradient step, as a share of
-      `learning_rate`. It falls to this share by a cosine; 1 is a constant rate (paper).
+      `learning_rate`. It falls to this share by a cosine; 1 is a constant rate.
     updates: Number of updates. Each plays one rollout batch and learns from it.
     tasks_per_update: Number of tasks per rollout batch.
     epochs: Number of training passes over each rollout batch.

@@ -32,8 +32,7 @@ def get_config(setting: str = "") -> config.Config:
       scripted models.
   """
   config.check_setting(setting, "paper", "llama")
-  # Fields that are not set here keep the defaults of baar_jax/config.py, which are the
-  # paper's values.
+  # Fields that are not set here keep the defaults of baar_jax/config.py.
   c = config.Config(
     name="sciworld",
     # The scripted models can play 1,783 tasks of the engine's training split. The

@@ -215,14 +215,14 @@ def test_claims_are_judged_by_the_interval_of_the_difference(every):
   # at (1/4, 4/9): 1/18 + 13/24. First-Large is at (1/2, 5/9): 1/36 above the mix.
   gains = rows.gain.round(4)
   assert gains["BoPO's frontier is above BoSFT's"] == 0.3403
-  assert gains["First-Large is above random mixes"] == 0.0278
+  assert gains["First-Large is strong: above random mixes"] == 0.0278
   assert gains["BoPO's frontier is above vanilla RL's"] == -0.0625
-  assert gains["vanilla RL's frontier is below random mixes"] == -0.5
+  assert gains["vanilla RL is no better than random mixes"] == -0.5
   assert gains["the reference raises the frontier"] == 0.4375
   verdicts = rows.verdict
-  assert verdicts["vanilla RL's frontier is below random mixes"] == "does not hold"
+  assert verdicts["vanilla RL is no better than random mixes"] == "does not hold"
   assert verdicts["the reference raises the frontier"] == "holds"
-  assert verdicts["First-Large is above random mixes"] == "not shown"
+  assert verdicts["First-Large is strong: above random mixes"] == "not shown"
   # BoPO spends $4 on the easy and the intractable task, and $8 on each of two hard ones.
   assert gains["BoPO moves dollars to hard tasks"] == pytest.approx(
     16 / 24 - 2 / 4, 1e-3

@@ -1,4 +1,4 @@
-"""Check in 8 minutes what a GPU does with the text router, and measure its speed.
+"""Check in three minutes what a GPU does with the text router, and measure its speed.
 
     XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python -m tools.gpu_check
 

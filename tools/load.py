@@ -1,11 +1,14 @@
 """Measure the seconds that the endpoint adds to calls, compared with direct calls.
 
+A proxy that only passes calls on is measured, too: what any server would add here.
+
 PYTHONPATH=.:tests:tests/serve python tools/load.py RUN [sessions=64] [steps=6] [reply_s=3.0]
 """
 
 import asyncio
 import multiprocessing
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -14,7 +17,12 @@ from contextlib import closing
 import httpx2
 import numpy as np
 import schedules
+import uvicorn
 from standin import StandIn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from baar_serve import __main__ as serve
 from baar_serve.config import ServeConfig, UpstreamsConfig
@@ -60,6 +68,21 @@ async def measure(url: str, model: str, sessions: int, steps: int):
     return np.array(seconds), rate
 
 
+def pass_through(url: str, port: int) -> None:
+  """Serve a proxy that passes each call on and does nothing else."""
+  http = httpx2.AsyncClient(
+    timeout=600, limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+  )
+
+  async def relay(request: Request) -> Response:
+    body = await request.body()
+    answer = await http.post(f"{url}/chat/completions", content=body)
+    return Response(answer.content, answer.status_code)
+
+  routes = [Route("/chat/completions", relay, methods=["POST"])]
+  uvicorn.run(Starlette(routes=routes), port=port, log_level="warning")
+
+
 def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
   def answer(request: dict) -> str:
     """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
@@ -69,18 +92,29 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
   size, models = (int(sessions), int(steps)), StandIn(answer)
   forking = multiprocessing.get_context("fork")
   forking.Process(target=models.serve_forever, daemon=True).start()
+  with closing(socket.create_server(("127.0.0.1", 0))) as free:
+    port = free.getsockname()[1]
+  forking.Process(target=pass_through, args=(models.url, port), daemon=True).start()
   with tempfile.TemporaryDirectory() as runs:
     upstreams = UpstreamsConfig(base_urls=(models.url,))
     config = ServeConfig(runs=runs, router=router, max_usd=5.0, models=upstreams)
     schedules.serve_forever = serve.serve  # without a full disk
     with closing(schedules.Server(config)) as server:
-      direct = measure(models.url, "gpt-4.1", *size)
-      direct_NxS, direct_rate = asyncio.run(direct)
-      routed_NxS, rate = asyncio.run(measure(f"{server.url}/v1", "baar", *size))
-  added_ms = 1e3 * (routed_NxS - direct_NxS)
-  print(f"rate, as a share of direct calls: {rate / direct_rate:.3f}")
-  print(f"added to a call, median: {np.median(added_ms):.1f} ms")
-  print(f"added to a call, 99th percentile: {np.quantile(added_ms, 0.99):.1f} ms")
+      urls = {
+        "direct": (models.url, "gpt-4.1"),
+        "proxy": (f"http://127.0.0.1:{port}", "gpt-4.1"),
+        "endpoint": (f"{server.url}/v1", "baar"),
+      }
+      results = {
+        name: asyncio.run(measure(*target, *size)) for name, target in urls.items()
+      }
+  direct_NxS, direct_rate = results.pop("direct")
+  for name, (seconds_NxS, rate) in results.items():
+    added_ms = 1e3 * (seconds_NxS - direct_NxS)
+    print(f"{name}: rate, as a share of direct calls: {rate / direct_rate:.3f}")
+    print(f"{name}: added to a call, median: {np.median(added_ms):.1f} ms")
+    percentile_ms = np.quantile(added_ms, 0.99)
+    print(f"{name}: added to a call, 99th percentile: {percentile_ms:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def bopo_optimizer(
 ) -> optax.GradientTransformation:
   """Make the optimizer of BoPO: AdamW, whose rate may decay by a cosine.
 
-  The paper has a constant rate, `bopo.last_rate=1`. The decay, the weight decay and the
+  The paper mentions no decay (`bopo.last_rate=1`). The decay, the weight decay and the
   clip of the gradient's norm are our choices.
 
   Args:
