@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import hashlib
-import os
 import resource
 import socket
 import tomllib
@@ -54,16 +52,10 @@ def serve(config: ServeConfig) -> None:
   """
   host = config.host
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  listener = socket.socket(family)
-  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-  with listener, contextlib.closing(open_run(config)) as run:
-    try:
-      listener.bind((host, config.port))
-    except OSError as error:
-      raise ValueError(
-        f"Cannot listen on {host}:{config.port} ({error.strerror}). "
-        "Set another --config.port or --config.host."
-      ) from None
+  with (
+    socket.create_server((host, config.port), family=family) as listener,
+    contextlib.closing(open_run(config)) as run,
+  ):
     address = f"http://{host}:{listener.getsockname()[1]}"
     run.print(f"Starting at {address}: opening and compiling the policies.")
     policies = open_policies(config, run)
@@ -204,18 +196,12 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
     ValueError: a model's key, or the clients' key is missing.
   """
   keys = read_keys(Path(config.keys)) if config.keys else []
-  key = os.environ.get(config.key_variable, "").strip()
-  if key:
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    keys.append(ClientKey(sha256=digest, operator=True))
-  if not keys and (config.key_variable or config.host not in LOCAL):
+  if not keys and config.host not in LOCAL:
     raise ValueError(
       f"Serving at {config.host} needs a key, which clients must send. Set "
-      "--config.key_variable to the name of a variable that holds the key, or "
       "--config.keys to a file of keys."
     )
-  usd_per_day = {key.name: key.usd_per_day for key in keys}
-  sessions = Sessions(run.dir / "episodes.sqlite", run.budget, usd_per_day)
+  sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
   exchange = Exchange(config, run.config, run.store, sessions, policies)
   if (run.dir / FORECAST).exists():
     exchange.forecast_F = np.load(run.dir / FORECAST)

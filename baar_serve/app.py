@@ -16,7 +16,6 @@ import jinja2
 import prometheus_client as prometheus
 from pydantic import Field
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -24,7 +23,6 @@ from starlette.types import ASGIApp
 
 from baar_jax.config import Dollars
 from baar_jax.llms.provider import Outcome
-from baar_jax.llms.usage import ImpossibleUsage
 from baar_jax.rollout.specs import Cap
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
@@ -41,6 +39,7 @@ from baar_serve.request import (
   StrictRecord,
   read_body,
 )
+from baar_serve.routed import CALLS, DOLLARS, REFUSALS
 
 # Most sessions in a list.
 MOST_SESSIONS = 100
@@ -118,14 +117,8 @@ class App(Starlette):
 
     super().__init__(
       routes=routes,
-      exception_handlers={HTTPException: self._refuse_route},
       lifespan=live,
     )
-
-  async def _refuse_route(self, request: Request, error: HTTPException) -> Response:
-    """Answer a request whose path or method is unknown."""
-    problem = "Unknown path or method. See the routes in baar_serve/README.md."
-    return respond_error(Refusal(error.status_code, problem), request)
 
   async def _read(self, request: Request) -> dict:
     """Read the JSON body of a request."""
@@ -146,7 +139,7 @@ class App(Starlette):
       try:
         return await handle(request, self._check_client(request))
       except Refusal as error:
-        self.exchange.budgets.metrics.refusals.labels(error.code).inc()
+        REFUSALS.labels(error.code).inc()
         refusal = error
       except sqlite3.OperationalError as error:
         refusal = Refusal(
@@ -155,12 +148,8 @@ class App(Starlette):
           "send the call again.",
           "server_error",
         )
-      except (responses.UnknownItem, ImpossibleUsage) as error:
+      except (responses.UnknownItem, RecursionError, ClientDisconnect) as error:
         refusal = Refusal(400, str(error))
-      except RecursionError:
-        refusal = Refusal(400, "The body is nested too deeply. Send a flatter one.")
-      except ClientDisconnect:
-        refusal = Refusal(400, "The client closed the connection. Send the call again.")
       except Exception as bug:  # The request is private, so it is not printed.
         kind = type(bug).__name__
         print(f"error: {kind} in {request.url.path}", file=sys.stderr)
@@ -309,18 +298,9 @@ class App(Starlette):
           owned_by=NAME,
           type="model",
           display_name=name,
-          created_at="2026-01-01T00:00:00Z",
         )
       )
-    return JSONResponse(
-      dict(
-        object="list",
-        data=models,
-        first_id=names[0],
-        last_id=names[-1],
-        has_more=False,
-      )
-    )
+    return JSONResponse(dict(object="list", data=models, has_more=False))
 
   async def _refuse_socket(self, request: Request, key: ClientKey) -> Response:
     """Refuse a WebSocket, so that Codex sends its calls as requests at once."""
@@ -334,13 +314,12 @@ class App(Starlette):
     """
     if not key.operator:
       raise Refusal(403, "Only an operator's key shows metrics. Ask the operator.")
-    metrics = self.exchange.budgets.metrics
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
     for model, outcome, count, usd in self.exchange.sessions.read(select):
       labels = (self.exchange.config.models.names[model], outcome)
-      metrics.calls.labels(*labels).set(count)
-      metrics.usd.labels(*labels).set(usd)
-    text = prometheus.generate_latest(metrics.registry)
+      CALLS.labels(*labels).set(count)
+      DOLLARS.labels(*labels).set(usd)
+    text = prometheus.generate_latest()
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request, key: ClientKey) -> Response:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from baar_jax.config import (
   RECORDED,
-  VARIABLE,
   Config,
   EnvConfig,
   ModelsConfig,
@@ -47,15 +46,12 @@ class UpstreamsConfig(ModelsConfig):
 
   Attributes:
     forms: Wire forms that the upstream endpoints offer: one text for all models, or one
-      per model, such as "chat/completions responses". () is all.
-    tokenizer_families: One name per model: models with one name have one tokenizer. ()
-      is by known names.
+      per model, such as "chat/completions responses".
     context_tokens: Tokens of each model's window; 0 is the known one.
   """
 
   kind: str = Field("chat", pattern="^chat$")
-  forms: tuple[str, ...] = ()
-  tokenizer_families: tuple[str, ...] = ()
+  forms: tuple[str, ...] = (" ".join(FORMS),)
   context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
 
   @validator
@@ -63,11 +59,10 @@ class UpstreamsConfig(ModelsConfig):
     """Raise an error unless each tuple has as many values as there are models."""
     count = len(self.names)
     require(count > 1, "names", "two or more models, the cheapest first")
-    for field in ("tokenizer_families", "context_tokens"):
-      is_valid = len(getattr(self, field)) in (0, count)
-      require(is_valid, field, "() or a value for each of the names")
-    is_valid = len(self.forms) in (0, 1, count)
-    require(is_valid, "forms", "(), one value, or a value for each of the names")
+    is_valid = len(self.context_tokens) in (0, count)
+    require(is_valid, "context_tokens", "() or a value for each of the names")
+    is_valid = len(self.forms) in (1, count)
+    require(is_valid, "forms", "one value, or a value for each of the names")
     is_known = FORMS.keys() >= {*" ".join(self.forms).split()}
     require(is_known, "forms", f"some of {', '.join(FORMS)}")
     return self
@@ -102,7 +97,6 @@ class ServeConfig:
     outcome: Command with which `python -m baar_serve.learn` scores a session; it gets
       the session's name and the conversation's number, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
-    key_variable: Name of the environment variable with the clients' key; "" is no key.
     max_sessions: Number of sessions for which the router's KV cache has room.
     max_body_mb: Largest body of a client's request in MiB.
     traces: File or directory that `python -m baar_serve.traces` and
@@ -131,7 +125,6 @@ class ServeConfig:
   side_calls: bool = True
   outcome: str = ""
   keys: str = ""
-  key_variable: str = Field("", pattern=VARIABLE)
   max_sessions: int = positive(256, 100_000)
   max_body_mb: float = positive(64.0, 1000)
   traces: str = ""
@@ -151,7 +144,6 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> ServeConfi
   try:
     config = read_flags(argv, ServeConfig(), values)
     check_values(config)
-    check_variables("key_variable", (config.key_variable,))
     check_variables("models.key_variables", config.models.key_variables)
   except ValueError as error:
     sys.exit(fail(error))

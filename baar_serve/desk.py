@@ -34,10 +34,6 @@ COLLECT = "collect"
 # send a session's title before its first call.
 TOOL_AGENTS = ("claude-cli/", "opencode/")
 
-# The router's texts are unlike its training texts if most decisions are less usual than
-# this share of those of training.
-UNLIKE = 0.01
-
 
 class SelectedPolicy(NamedTuple):
   """The policy that a client's model name selects.
@@ -109,7 +105,7 @@ class Desk:
     fields = request.fields
     history = read_history(request.body, request.form)
     selected = self.assigned.get(fields.purse) or self._select(fields.model_name)
-    purse = self._find_purse(key, fields)
+    purse = fields.purse and self._sessions.find_purse(key.name, fields.purse)
     conversation = self._match(key, fields, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
@@ -179,17 +175,6 @@ class Desk:
       f"Unknown model. Send one of these: {', '.join(self.policies)}.",
       code="model_not_found",
     )
-
-  def _find_purse(self, key: ClientKey, fields: CallFields) -> Purse | None:
-    """Find the purse that a call names; None if it is new or has no name."""
-    sessions = self._sessions
-    if fields.parent:
-      # The parent may be a subagent, too. Then it is a conversation of the purse.
-      condition = "name = ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
-      for found in sessions.list_conversations(condition, fields.parent, key.name):
-        return found.purse
-      fields.purse = fields.parent
-    return fields.purse and sessions.find_purse(key.name, fields.purse)
 
   def _match(
     self,
@@ -380,7 +365,6 @@ class Desk:
     """Return a conversation's state and steps as JSON."""
     names = self._names
     steps = []
-    unlike = 0
     for record in conversation.records:
       step = record.step
       fields = dict(model=names[step.model], cost_usd=step.spent_usd)
@@ -389,7 +373,6 @@ class Desk:
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(read_usage(step)))
-      unlike += record.known is not None and record.known < UNLIKE
     state = conversation.state
     return dict(
       id=conversation.id,
@@ -400,7 +383,6 @@ class Desk:
       began_s=state.began_s,
       program=state.program,
       is_foreign=state.is_foreign,
-      is_unlike=2 * unlike > len(steps),
       score=conversation.score,
       steps=steps,
     )

@@ -28,15 +28,20 @@ from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
 from baar_serve.records import Purse, read_usage
 from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
-from baar_serve.routed import Budgets, ClientCall, RoutedCall, Upstream
+from baar_serve.routed import (
+  ADDED_S,
+  FOREIGN_HISTORIES,
+  Budgets,
+  ClientCall,
+  RoutedCall,
+  Upstream,
+)
 from baar_serve.sessions import Sessions
 
 # What has sound in the JSON text of a request.
 SOUND = re.compile('"type": "input_audio"|"data:audio/')
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
-# Most events of a stream that wait for a client that reads it.
-MOST_AHEAD = 256
 # Seconds between two commits of what waits for room on the disk.
 WATCH_S = 10.0
 
@@ -52,7 +57,6 @@ class Delivery:
     blocks: the events of a stream so far.
     is_done: whether the answer is complete.
     readers: the number of clients that read the stream now.
-    sent: the number of events that the fastest client has got.
     is_dropped: whether a client left before the answer was complete.
   """
 
@@ -63,7 +67,6 @@ class Delivery:
     self.blocks: list[bytes] = []
     self.is_done = False
     self.readers = 0
-    self.sent = 0
     self.is_dropped = False
     self._changed = asyncio.Event()
 
@@ -81,18 +84,10 @@ class Delivery:
     """Note that a client left before the answer, unless the watch was cancelled."""
     self.is_dropped |= not leaving.cancelled()
 
-  async def add(self, block: bytes, until_s: float) -> None:
-    """Add an event of the stream, and wait for a client that reads too slowly.
-
-    Args:
-      until_s: when the wait ends, in seconds of the event loop's clock.
-    """
+  def add(self, block: bytes) -> None:
+    """Add an event of the stream."""
     self.blocks.append(block)
     self._wake()
-    with contextlib.suppress(TimeoutError):
-      async with asyncio.timeout_at(until_s):
-        while self.readers and len(self.blocks) - self.sent > MOST_AHEAD:
-          await self._changed.wait()
 
   def finish(self) -> None:
     """Mark the answer as complete."""
@@ -115,12 +110,8 @@ class Delivery:
           continue
         sent += 1
         yield self.blocks[sent - 1]
-        self.sent = max(self.sent, sent)
-        if len(self.blocks) - sent == MOST_AHEAD:
-          self._wake()
     finally:
       self.readers -= 1
-      self._wake()
       # Some clients leave at the reply's end, before the last events.
       is_cut = sent < len(self.blocks) or not self.is_done
       self.is_dropped |= is_cut and not any(map(END.search, self.blocks[:sent]))
@@ -213,7 +204,7 @@ class Exchange:
       call = dataclasses.replace(failed.call, start_s=time.monotonic())
     else:
       call = receive(request)
-      self.budgets.metrics.foreign.inc(call.is_foreign)
+      FOREIGN_HISTORIES.inc(call.is_foreign)
     call.purse.callers += 1
     delivery = Delivery(call)
     self._deliveries[place] = [*earlier, delivery]
@@ -250,7 +241,7 @@ class Exchange:
         answer.until_s = until_s
         delivery.begun.set_result(({}, routed.headers))
         async for block in routed.relay(answer):
-          await delivery.add(block, until_s)
+          delivery.add(block)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:
@@ -292,12 +283,12 @@ class Exchange:
     conversation = call.conversation
     if conversation and self.forecast_F is not None:
       call.forecast = self._forecast(call)
-    affordable = await self.budgets.find_affordable(call)
-    decision = Decision(affordable.models[0])
+    models = await self.budgets.find_affordable(call)
+    decision = Decision(models[0])
     shadows = []
     if conversation:
       async with conversation.deciding:
-        if len(affordable.models) > 1:
+        if len(models) > 1:
           live = self._make_live(call)
           rules = [conversation.state.rule]
           if self.config.shadow and rules != [ROUTER]:
@@ -306,17 +297,17 @@ class Exchange:
             *[self.deciders[rule].decide(live) for rule in rules]
           )
         # Other calls may have spent dollars since.
-        affordable = await self.budgets.find_affordable(call)
+        models = await self.budgets.find_affordable(call)
       if conversation.score is not None:
         raise Refusal(
           409, "The task was scored during this call. Send the call of the next task."
         )
-      decision = decision.within(affordable.models)
-      shadows = [shadow.within(affordable.models).model for shadow in shadows]
-    self.budgets.metrics.added_s.observe(time.monotonic() - call.start_s)
+      decision = decision.within(models)
+      shadows = [shadow.within(models).model for shadow in shadows]
+    ADDED_S.observe(time.monotonic() - call.start_s)
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
-    return RoutedCall(call, self.budgets, step, affordable, decision, *shadows)
+    return RoutedCall(call, self.budgets, step, decision, *shadows)
 
   def _forecast(self, call: ClientCall) -> str:
     """Forecast from the texts of a call whether its conversation will succeed."""
@@ -362,6 +353,7 @@ class Exchange:
     Raises:
       Refusal: the task already has a score, has no step, or has a call in flight.
     """
+    self.sessions.commit()
     conversations = self.sessions.list_conversations(
       "purse = ? AND changed_s >= 0 AND id = ifnull(?, id)",
       purse.id,

@@ -57,7 +57,6 @@ class Record:
     bound_tokens: an upper bound on the prompt tokens of the call.
     has_tools: whether the call offered tools.
     number: the number of the attempt that completed the step.
-    known: how usual the text was for the router; None if unknown.
     shadow: the model that the router would have chosen; None if it was not asked.
   """
 
@@ -68,7 +67,6 @@ class Record:
   bound_tokens: int = 0
   has_tools: bool = False
   number: int = 0
-  known: float | None = None
   shadow: int | None = None
 
 

@@ -136,7 +136,6 @@ class CallFields(StrictRecord):
     n: the number of replies that the client asks for.
     purse: the session's name; its purse has the caps.
     conversation: the name of a conversation within the session; "" without one.
-    parent: the session of the agent that this agent works for.
     usd_limit: the session's cap in US dollars, from the header x-baar-max-usd.
     call_limit: the session's cap on LARGE calls, from the header
       x-baar-max-large-calls. A cap in `model` counts too; see `large_calls`.
@@ -151,7 +150,6 @@ class CallFields(StrictRecord):
   stream_options: dict | None = None
   purse: Id | None = Field(None, alias=SESSION)
   conversation: str = Field("", alias=CONVERSATION, max_length=1024)
-  parent: Id | None = Field(None, alias=PARENT_NAME)
   task_id: Id | None = Field(None, alias="x-baar-task")
   usd_limit: Dollars | None = Field(None, alias="x-baar-max-usd", strict=False)
   call_limit: int | None = Field(
@@ -180,7 +178,6 @@ class ClientKey(StrictRecord):
     operator: whether the client sees all sessions, and may change caps.
     max_usd: the cap of each session in US dollars; None is no cap.
     max_large_calls: the cap of each session on LARGE calls; None is no cap.
-    usd_per_day: the cap of all sessions together on a day (UTC); None is no cap.
     name: the name of the table; "" without the file.
   """
 
@@ -189,7 +186,6 @@ class ClientKey(StrictRecord):
   operator: bool = False
   max_usd: float | None = Field(None, ge=0)
   max_large_calls: int | None = Field(None, ge=0)
-  usd_per_day: float | None = Field(None, ge=0)
   name: str = ""
 
   @property
@@ -285,10 +281,10 @@ class ClientRequest:
     Raises:
       Refusal: a field is missing, has another type, or is out of its bounds.
     """
-    session = next(self.list_names(), None)
+    session, *others = [*self.list_names(), None]
     names = [*find_names(self.headers, *CONVERSATION_NAMES)]
     if PARENT_NAME in self.headers:
-      names.append(session or "")
+      names += others[:1]
     fields = drop_nulls(self.body)
     for name, value in self.headers.items():
       if name.startswith("x-"):
@@ -303,7 +299,9 @@ class ClientRequest:
     metadata = self.body.get("metadata")
     if not isinstance(metadata, dict):
       metadata = {}
-    yield from find_names(self.headers, "x-baar-session-id", "x-session-id")
+    yield from find_names(
+      self.headers, PARENT_NAME, "x-baar-session-id", "x-session-id"
+    )
     if self.session is not None:
       yield self.session
     yield from find_names(self.headers, *SESSION_NAMES)

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import NamedTuple
 
 import prometheus_client as prometheus
 
@@ -37,47 +36,18 @@ from baar_serve.request import (
 from baar_serve.sessions import Sessions
 from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
 
-
-class AffordableModels(NamedTuple):
-  """The models that a client's call can afford at this moment.
-
-  Attributes:
-    models: indices of the models whose call fits all budgets, ascending; at least one.
-    offers: what the call may cost at every model, affordable or not.
-  """
-
-  models: list[int]
-  offers: list[Offer]
-
-
-class Metrics:
-  """Count for Prometheus what the calls of this process have done."""
-
-  def __init__(self) -> None:
-    """Start all counts at 0."""
-    self.registry = prometheus.CollectorRegistry()
-    # The ledger counts these two, also those of earlier processes.
-    labels = ("model", "outcome")
-    self.calls = prometheus.Gauge(
-      "baar_calls_total", "Attempts at model calls.", labels, registry=self.registry
-    )
-    self.usd = prometheus.Gauge(
-      "baar_usd_total",
-      "US dollars; unknown costs at their worst case.",
-      labels,
-      registry=self.registry,
-    )
-    self.refusals = prometheus.Counter(
-      "baar_refusals", "Refused requests.", ["code"], registry=self.registry
-    )
-    self.foreign = prometheus.Counter(
-      "baar_foreign_histories",
-      "Conversations begun with replies that this server did not give.",
-      registry=self.registry,
-    )
-    self.added_s = prometheus.Histogram(
-      "baar_added_seconds", "Seconds to a decision.", registry=self.registry
-    )
+# The ledger counts these two, also the attempts of earlier processes.
+LABELS = ("model", "outcome")
+CALLS = prometheus.Gauge("baar_calls_total", "Attempts at model calls.", LABELS)
+DOLLARS = prometheus.Gauge(
+  "baar_usd_total", "US dollars; unknown costs at their worst case.", LABELS
+)
+REFUSALS = prometheus.Counter("baar_refusals", "Refused requests.", ["code"])
+FOREIGN_HISTORIES = prometheus.Counter(
+  "baar_foreign_histories",
+  "Conversations begun with replies that this server did not give.",
+)
+ADDED_S = prometheus.Histogram("baar_added_seconds", "Seconds to a decision.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,26 +57,35 @@ class Budgets:
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
-  metrics: Metrics = dataclasses.field(default_factory=Metrics)
 
-  async def find_affordable(self, call: ClientCall) -> AffordableModels:
-    """Find the models that offer a call's form and fit all budgets.
+  async def find_affordable(self, call: ClientCall) -> list[int]:
+    """Find the models that offer a call's form and fit all budgets, ascending.
 
+    What the call may cost at each model, affordable or not, is kept in `call.offers`.
     If only reservations forbid all calls, wait for the end of an attempt in flight, of
     whatever session, and try again.
 
     Raises:
-      Refusal: no call would fit without reservations, or the wait has taken
-        `models.timeout_s`.
+      Refusal: no model offers the form, no call would fit without reservations, or the
+        wait has taken `models.timeout_s`.
     """
     purse = call.purse
     sessions = self.sessions
-    offering = self._list_offering(call)
     if not call.prepared:
       for upstream in self.upstreams:
         call.prepared.append(upstream.prepare(call, self.config))
-    fitting = {model for model in offering if call.prepared[model].fits_window}
-    offering = fitting or {max(offering, key=self.window_tokens)}
+    offering = []
+    for model, upstream in enumerate(self.upstreams):
+      if upstream.offers(call.form):
+        offering.append(model)
+    if not offering:
+      raise Refusal(
+        404,
+        f"No model of this server offers {call.form.path}. "
+        "Use another form (--config.models.forms).",
+      )
+    fitting = [model for model in offering if call.prepared[model].fits_window]
+    offering = fitting or [max(offering, key=self.window_tokens)]
     needed_usd = min(
       call.prepared[model].offer(0.0).worst_case_usd for model in offering
     )
@@ -115,12 +94,13 @@ class Budgets:
         while True:
           sessions.changed.clear()
           room_usd = sessions.room_usd(purse)
-          offers = [prepared.offer(room_usd) for prepared in call.prepared]
-          worst_case_usd_A = [offer.worst_case_usd for offer in offers]
-          allowed = sessions.list_affordable(purse, worst_case_usd_A)
-          models = [model for model in allowed if model in offering]
+          call.offers = [prepared.offer(room_usd) for prepared in call.prepared]
+          models = []
+          for model in offering:
+            if sessions.allows(purse, model, call.offers[model].worst_case_usd):
+              models.append(model)
           if models:
-            return AffordableModels(models, offers)
+            return models
           if needed_usd * (1 + ROUNDING) > sessions.unspent_usd(purse):
             raise self._refuse(call, needed_usd)
           await sessions.changed.wait()
@@ -139,14 +119,11 @@ class Budgets:
     """
     purse = call.purse
     spent_usd = purse.dollars.settled_usd
-    cap = (
-      "no cap" if purse.dollars.limit_usd is None else f"${purse.dollars.limit_usd:g}"
-    )
     return Refusal(
       402,
-      f"Session {purse.name} has cost ${spent_usd:.6f} of {cap}; the next call needs "
-      f"${needed_usd:.6f}. The session's cap, the key's cap of the day or "
-      "--config.max_total_usd forbids it. End the task without a further call.",
+      f"Session {purse.name} has cost ${spent_usd:.6f}; the next call needs "
+      f"${needed_usd:.6f}. The session's cap or --config.max_total_usd forbids it. "
+      "End the task without a further call.",
       "insufficient_quota",
       "budget_exhausted",
       session=purse.name,
@@ -154,24 +131,6 @@ class Budgets:
       cap_usd=purse.dollars.limit_usd,
       needed_usd=needed_usd,
     )
-
-  def _list_offering(self, call: ClientCall) -> set[int]:
-    """List the models whose upstreams offer a call's form.
-
-    Raises:
-      Refusal: there is none.
-    """
-    offering = set()
-    for index, upstream in enumerate(self.upstreams):
-      if upstream.offers(call.form):
-        offering.add(index)
-    if not offering:
-      raise Refusal(
-        404,
-        f"No model of this server offers {call.form.path}. "
-        "Use another form (--config.models.forms).",
-      )
-    return offering
 
   def window_tokens(self, model: int) -> float:
     """Return the tokens of a model's window."""
@@ -184,7 +143,6 @@ class RoutedCall:
 
   Attributes:
     step: the conversation's next step; `step.model` is the chosen model.
-    affordable: the affordable models when the model was last chosen.
     decision: the decision of the conversation's policy.
     shadow: the model that the router would have chosen; None without
       `--config.shadow`.
@@ -196,7 +154,6 @@ class RoutedCall:
   call: ClientCall
   budgets: Budgets
   step: Step
-  affordable: AffordableModels
   decision: Decision
   shadow: int | None = None
   last_attempt: Attempt | None = None
@@ -211,20 +168,7 @@ class RoutedCall:
   @property
   def offer(self) -> Offer:
     """Return what an attempt at the chosen model may cost."""
-    return self.affordable.offers[self.step.model]
-
-  def list_successors(self, outcome: Outcome) -> set[int]:
-    """List the models that may answer after the chosen one has failed.
-
-    If the call did not fit its window, these are the models with a larger one.
-    """
-    successors = set()
-    window_tokens = self.budgets.window_tokens
-    if outcome.is_overflow:
-      for model in range(len(self.budgets.upstreams)):
-        if window_tokens(model) > window_tokens(self.step.model):
-          successors.add(model)
-    return successors
+    return self.call.offers[self.step.model]
 
   @property
   def headers(self) -> dict[str, str]:
@@ -277,7 +221,7 @@ class RoutedCall:
     exception ends an attempt, the attempt is booked at its worst case.
 
     Args:
-      retries: the number of attempts after the first one, for each model.
+      retries: the number of attempts after the first one.
 
     Raises:
       Refusal: all attempts failed, or no attempt can succeed.
@@ -300,52 +244,34 @@ class RoutedCall:
       if not isinstance(answer, Outcome):
         return answer
       self.end(answer.kind)
-      is_over = answer.hopeless
-      is_last = is_over or number == retries
-      if answer.fatal or is_last and not self.list_successors(answer):
+      if answer.fatal or answer.hopeless or number == retries:
         raise self.refuse(answer)
-      if not is_over:
-        await asyncio.sleep(answer.wait_s + backoff_s(number))
-      has_moved = await self.choose_again(answer, is_last)
-      number = 0 if has_moved else number + 1
+      await asyncio.sleep(answer.wait_s + backoff_s(number))
+      await self.renew(answer)
+      number += 1
 
   def refuse(self, outcome: Outcome) -> Refusal:
     """Make the error answer for a client after the last attempt has failed."""
     return self.upstream.refuse(outcome, self.call.form)
 
-  async def choose_again(self, outcome: Outcome, is_last: bool) -> bool:
-    """Choose the model of the next attempt.
-
-    The same model tries again, unless it has no retry left or its call no longer fits
-    the budgets. Then the affordable one of `list_successors` takes its place whose
-    index is nearest.
+  async def renew(self, outcome: Outcome) -> None:
+    """Find out what the next attempt at the model may cost.
 
     Args:
       outcome: the failure of the last attempt.
-      is_last: True if the model has no retry left.
-
-    Returns:
-      True if another model was chosen.
 
     Raises:
-      Refusal: no model may try, or the conversation was scored meanwhile.
+      Refusal: the model no longer fits the budgets, or the conversation was scored
+        meanwhile.
     """
-    try:
-      self.affordable = await self.budgets.find_affordable(self.call)
-    except Refusal:
-      # The attempts have spent the budget. Their failure is the cause.
-      raise self.refuse(outcome) from None
-    model = self.step.model
-    is_new = is_last or model not in self.affordable.models
-    if is_new:
-      self.step.logp = None
-      ranks = {*self.affordable.models} & self.list_successors(outcome)
-      model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
-    conversation = self.call.conversation
-    if model is None or conversation and conversation.score is not None:
-      raise self.refuse(outcome)
-    self.step.model = model
-    return is_new
+    with contextlib.suppress(Refusal):
+      models = await self.budgets.find_affordable(self.call)
+      conversation = self.call.conversation
+      is_open = not conversation or conversation.score is None
+      if is_open and self.step.model in models:
+        return
+    # The attempts have spent the budget. Their failure is the cause.
+    raise self.refuse(outcome)
 
   async def relay(self, stream: Stream) -> AsyncIterator[bytes]:
     """Yield the events of a stream as they come, and book the reply's cost.
@@ -420,7 +346,6 @@ class RoutedCall:
         atoms,
         call.bound_tokens,
         call.has_tools,
-        known=self.decision.known,
         shadow=self.shadow,
       )
     self.end(outcome, billed, record)

@@ -9,9 +9,8 @@ import secrets
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.ledger import INSERT, open_calls
@@ -34,44 +33,30 @@ from baar_serve.records import (
 NEWEST_ATOMS = 32
 MOST_MATCHES = 200
 DAY_S = 86_400
-# Most purses and conversations that stay in memory after their last call.
+# Most conversations that stay in memory after their last call.
 MOST_KEPT = 5000
 
 
 Statement = tuple[str, tuple]
 
 
-class Late(NamedTuple):
-  """Statements that wait for a commit, and the change of memory that follows it."""
-
-  statements: list[Statement]
-  apply: Callable[[], object]
-
-
 class Sessions:
   """Store the purses, conversations and attempts of a run in its database file.
 
-  The file comes first: memory changes after a commit. An attempt is stored before it is
-  made, and again after it has ended. If the process is killed, its attempts in flight
-  count at their worst case. A commit does not wait for the disk; `reach_disk` does. All
-  methods must be called from one thread.
+  An attempt is stored before it is made, and again after it has ended. If the process
+  is killed, its attempts in flight count at their worst case. A commit does not wait
+  for the disk; `reach_disk` does. All methods must be called from one thread.
 
   Attributes:
     changed: an event that is set when an attempt has ended, or caps have changed.
   """
 
-  def __init__(
-    self,
-    path: Path,
-    run_budget: DollarBudget | None,
-    usd_per_day: Mapping[str, float] | None = None,
-  ):
+  def __init__(self, path: Path, run_budget: DollarBudget | None):
     """Open the database file, and settle the calls that a killed process left open.
 
     Args:
       path: the database file of the run's store.
       run_budget: the dollar budget of the whole run; None without a cap.
-      usd_per_day: the cap of each client's key in US dollars per day (UTC).
     """
     self._db = open_calls(path)
     self._db.execute("PRAGMA synchronous=NORMAL")
@@ -81,36 +66,30 @@ class Sessions:
     # The number of commits, and how many of them are on the disk.
     self._commits = 0
     self._safe_commits = 0
-    self._run_budget = run_budget
-    self._usd_per_day = usd_per_day or {}
-    # The newest day of each client, and its budget.
-    self._days: dict[str, tuple[int, DollarBudget]] = {}
+    self._run_budget = run_budget or DollarBudget(None)
     # Purses and conversations that a call in progress is using. All others are read
     # from disk when they are needed.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
-    self._kept: dict[tuple, Purse | Conversation] = {}
-    self._late: list[Late] = []
+    self._kept: dict[int, Conversation] = {}
+    # The statements of ended attempts, which wait for room on the disk.
+    self._late: list[Statement] = []
     self._db.executescript(SESSIONS_SCHEMA)
     with self._db:
       self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
 
-  def commit(self, *statements: Statement) -> int:
-    """Commit what waits and then these statements; return the row of the first one.
+  def commit(self, *statements: Statement) -> list[int]:
+    """Commit what waits and then these statements; return the row of each.
 
     Raises:
       sqlite3.OperationalError: the file cannot be written; nothing has changed then.
     """
-    waiting = [*self._late]
     with self._db:
-      for late in waiting:
-        self._execute(late.statements)
-      row = self._execute(statements)
+      rows = self._execute([*self._late, *statements])
     self._commits += 1
-    del self._late[: len(waiting)]
-    for late in waiting:
-      late.apply()
-    return row
+    new_rows = rows[len(self._late) :]
+    self._late.clear()
+    return new_rows
 
   async def reach_disk(self) -> None:
     """Wait until the disk has all commits, so that a power loss does not forget them.
@@ -127,18 +106,9 @@ class Sessions:
         await asyncio.to_thread(sync_file, self._log)
         self._safe_commits = commits
 
-  def _keep(self, item: Purse | Conversation) -> None:
-    """Keep a purse or a conversation in memory as the newest one."""
-    place = (type(item), item.id)
-    self._kept.pop(place, None)
-    self._kept[place] = item
-    if len(self._kept) > MOST_KEPT:
-      del self._kept[next(iter(self._kept))]
-
-  def _execute(self, statements: Sequence[Statement]) -> int:
-    """Execute statements, and return the row of the first one."""
-    rows = [self._db.execute(*statement).lastrowid for statement in statements]
-    return rows[0] if rows else 0
+  def _execute(self, statements: Sequence[Statement]) -> list[int]:
+    """Execute statements, and return the row of each."""
+    return [self._db.execute(*statement).lastrowid for statement in statements]
 
   def list_purses(self, condition: str, *values: object) -> list[Purse]:
     """Find the purses for which an SQL condition holds.
@@ -173,7 +143,6 @@ class Sessions:
       )
       purse.large_calls = self.read(select, id_, SMALL, FAILED)[0][0]
       self._purses[id_] = purse
-    self._keep(purse)
     return purse
 
   def find_purse(self, client: str | None, name: str) -> Purse | None:
@@ -202,7 +171,8 @@ class Sessions:
     insert = "INSERT INTO purses VALUES (NULL, ?, ?, ?, ?, ?)"
     name = name or f"auto-{secrets.token_hex(8)}"
     values = (client, name, cap.calls, cap.usd, time.time())
-    return self._load_purse(self.commit((insert, values)), *values)
+    (row,) = self.commit((insert, values))
+    return self._load_purse(row, *values)
 
   def change_caps(self, purse: Purse, cap: Cap) -> None:
     """Store new caps of a purse."""
@@ -216,7 +186,7 @@ class Sessions:
     """Store a new conversation of a purse."""
     insert = "INSERT INTO conversations VALUES (NULL, ?, ?, ?, ?, NULL)"
     text = STATE.dump_json(state).decode()
-    row = self.commit((insert, (purse.id, text, name, state.began_s)))
+    (row,) = self.commit((insert, (purse.id, text, name, state.began_s)))
     return self.list_conversations("id = ?", row)[0]
 
   def list_conversations(self, condition: str, *values: object) -> list[Conversation]:
@@ -243,7 +213,11 @@ class Sessions:
       for (record,) in self.read(select, id_):
         conversation.records.append(RECORD.validate_json(record))
       self._conversations[id_] = conversation
-    self._keep(conversation)
+    # The newest ones stay in memory, with their purses.
+    self._kept.pop(id_, None)
+    self._kept[id_] = conversation
+    if len(self._kept) > MOST_KEPT:
+      del self._kept[next(iter(self._kept))]
     return conversation
 
   def find_matches(
@@ -278,19 +252,8 @@ class Sessions:
     return self._db.execute(select, values).fetchall()
 
   def _budgets(self, purse: Purse) -> list[DollarBudget]:
-    """Return the budgets that pay for an attempt: the purse's, the run's, the day's."""
-    budgets = [purse.dollars]
-    if self._run_budget:
-      budgets.append(self._run_budget)
-    limit_usd = self._usd_per_day.get(purse.client)
-    if limit_usd is not None:
-      day = int(time.time() // DAY_S)
-      if self._days.get(purse.client, (0,))[0] != day:
-        condition = "at_s >= ? AND purse IN (SELECT id FROM purses WHERE client = ?)"
-        budget = self._add_up(limit_usd, condition, day * DAY_S, purse.client)
-        self._days[purse.client] = (day, budget)
-      budgets.append(self._days[purse.client][1])
-    return budgets
+    """Return the budgets that pay for an attempt: the purse's and the run's."""
+    return [purse.dollars, self._run_budget]
 
   def unspent_usd(self, purse: Purse) -> float:
     """Return what a call of a purse might cost if no attempt were in flight."""
@@ -304,23 +267,11 @@ class Sessions:
     """Return the dollars that a call of a purse may cost now."""
     return min(budget.remaining for budget in self._budgets(purse))
 
-  def list_affordable(
-    self, purse: Purse, worst_case_usd_A: Sequence[float]
-  ) -> list[int]:
-    """Find the models whose call fits all budgets now, in ascending order.
-
-    Args:
-      purse: the purse that pays.
-      worst_case_usd_A: the worst case of the call at each model.
-    """
-    budgets = self._budgets(purse)
-    models = []
-    for model, usd in enumerate(worst_case_usd_A):
-      is_affordable = model == SMALL or purse.remaining_caps.calls != 0
-      is_affordable &= all(budget.allows(usd) for budget in budgets)
-      if is_affordable:
-        models.append(model)
-    return models
+  def allows(self, purse: Purse, model: int, worst_case_usd: float) -> bool:
+    """Tell whether a call of a model with this worst case fits all budgets now."""
+    if model != SMALL and purse.remaining_caps.calls == 0:
+      return False
+    return all(budget.allows(worst_case_usd) for budget in self._budgets(purse))
 
   def begin(
     self,
@@ -344,8 +295,7 @@ class Sessions:
     """
     now_s = time.time()
     id_ = conversation and conversation.id
-    budgets = self._budgets(purse)
-    number = self.commit(
+    number, *_ = self.commit(
       (INSERT, (step.model, OPEN, worst_case_usd, None)),
       (
         "INSERT INTO attempts VALUES (last_insert_rowid(), ?, ?, ?, NULL)",
@@ -354,7 +304,9 @@ class Sessions:
       ("UPDATE conversations SET changed_s = ? WHERE id = ?", (now_s, id_)),
       ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
     )
-    reservations = [(budget, budget.reserve(worst_case_usd)) for budget in budgets]
+    reservations = []
+    for budget in self._budgets(purse):
+      reservations.append((budget, budget.reserve(worst_case_usd)))
     purse.changed_s = now_s
     purse.large_calls += step.model != SMALL
     purse.open[number] = id_
@@ -372,7 +324,7 @@ class Sessions:
   ) -> None:
     """End an attempt: store its outcome, and settle its cost in all budgets.
 
-    If the database file cannot be written now, the next commit does both.
+    If the database file cannot be written now, the next commit stores it.
 
     Args:
       attempt: the attempt.
@@ -391,33 +343,27 @@ class Sessions:
       step.calls.sort(key=lambda call: call.model != step.model)
       usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
-    statements = [(update, (kind, usd, attempt.number))]
+    self._late.append((update, (kind, usd, attempt.number)))
     if large_usd is not None:
       insert = "INSERT INTO large_costs VALUES (?, ?)"
-      statements.append((insert, (attempt.number, large_usd)))
+      self._late.append((insert, (attempt.number, large_usd)))
     if record:
       record.number = attempt.number
-      statements.append(self._update_record(record))
+      self._late.append(self._update_record(record))
       for atom in record.atoms:
         insert = "INSERT INTO atoms VALUES (?, ?)"
-        statements.append((insert, (atom, attempt.conversation.id)))
-
-    def apply() -> None:
-      """Settle the attempt in memory."""
-      purse = attempt.purse
-      for budget, reservation in attempt.reservations:
-        budget.settle(reservation, usd)
-      del purse.open[attempt.number]
-      if call is None:
-        purse.large_calls -= step.model != SMALL
-      if record:
-        attempt.conversation.records.append(record)
-        attempt.conversation.records.sort(key=lambda record: record.number)
-      self.changed.set()
-
-    self._late.append(Late(statements, apply))
+        self._late.append((insert, (atom, attempt.conversation.id)))
+      attempt.conversation.records.append(record)
+      attempt.conversation.records.sort(key=lambda record: record.number)
     with contextlib.suppress(sqlite3.OperationalError):
       self.commit()
+    purse = attempt.purse
+    for budget, reservation in attempt.reservations:
+      budget.settle(reservation, usd)
+    del purse.open[attempt.number]
+    if call is None:
+      purse.large_calls -= step.model != SMALL
+    self.changed.set()
 
   def forget(self, purse: Purse, conversation: Conversation | None) -> bool:
     """End a call that was refused: store its time, or delete what it has begun.

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from baar_jax.episode import Step
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
-from baar_jax.llms.provider import FAILED, UNREADABLE, Outcome, clean, read_error
+from baar_jax.llms.provider import UNREADABLE, Outcome, clean, read_error
 from baar_serve.client import Client, Stream, Whole
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, drop_reasoning, pick_headers
@@ -36,8 +36,6 @@ FOREIGN = (
   "with a cap of its own if the session has no name. Name the session in the base URL "
   "(/s/NAME/v1), and the conversation in the header x-baar-conversation."
 )
-# Seconds between two attempts at an upstream model that fails all the time.
-PROBE_S = 30.0
 # An answer that has another form than expected raises one of these exceptions.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
@@ -101,8 +99,6 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   """
   name = config.names[index]
   tokenizer, reply_tokens = find_row(FAMILIES, name)
-  if config.tokenizer_families:
-    tokenizer = config.tokenizer_families[index]
   model = find_model(name)
   window = model and model.context_window
   if config.context_tokens:
@@ -150,6 +146,7 @@ class ClientCall:
       self.is_foreign = state.is_foreign and not self.conversation.records
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
+    self.offers: list[Offer] = []
     self.prefix: tuple[int, str] | None = None
     self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
@@ -265,16 +262,7 @@ class Offer(NamedTuple):
 
 
 class Upstream(Client):
-  """An upstream model, to which this server forwards clients' calls.
-
-  Attributes:
-    failures: the number of failed attempts in a row.
-    paused_until_s: until this time of the monotonic clock, no attempt is made at a
-      model that has failed all the time.
-  """
-
-  failures = 0
-  paused_until_s = 0.0
+  """An upstream model, to which this server forwards clients' calls."""
 
   def __post_init__(self) -> None:
     """Prepare the HTTP client, and look up the limits of all models.
@@ -291,8 +279,7 @@ class Upstream(Client):
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
     forms = self.config.forms
     # One text counts for all models.
-    offered = forms[self.config_index % len(forms)].split() if forms else (form.path,)
-    return form.path in offered
+    return form.path in forms[self.config_index % len(forms)].split()
 
   def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
     """Write a call's request to this model, and bound its tokens and dollars.
@@ -353,7 +340,7 @@ class Upstream(Client):
     return best
 
   async def attempt(self, call: "ClientCall", offer: Offer) -> Whole | Stream | Outcome:
-    """Send a call to this model once, unless it has failed all the time.
+    """Send a call to this model once.
 
     If the model refuses the reasoning in the call, its settings of reasoning, or a
     limit on the reply that this server has added, the call is sent once more without
@@ -365,12 +352,6 @@ class Upstream(Client):
     Returns:
       A whole answer in the call's wire form, a stream, or the failure.
     """
-    if self.failures >= self.config.max_failures:
-      now_s = time.monotonic()
-      if now_s < self.paused_until_s:
-        problem = f"is not asked, because its last {self.failures} attempts failed"
-        return Outcome(FAILED, problem, status=503, hopeless=True)
-      self.paused_until_s = now_s + PROBE_S
     prepared = call.prepared[self.config_index]
     request = {**prepared.request}
     if offer.is_sent:
@@ -404,8 +385,6 @@ class Upstream(Client):
         pass
       except MALFORMED:
         answer = UNREADABLE
-    has_failed = isinstance(answer, Outcome) and answer.status >= 500
-    self.failures = self.failures + 1 if has_failed else 0
     return answer
 
   def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:

@@ -34,7 +34,7 @@ class WireForm:
   endings: tuple[str, ...]
 
   def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
-    """Make the request headers that carry the key, and for OpenAI also the account.
+    """Make the request headers that carry the key.
 
     Args:
       endpoint: the address of the model.
@@ -43,17 +43,7 @@ class WireForm:
     Returns:
       The value of each header, by its name in lower case.
     """
-    headers = {}
-    if endpoint.is_openai:
-      import openai
-
-      # OpenAI's client makes headers from the environment variables OPENAI_ORG_ID,
-      # OPENAI_CUSTOM_HEADERS and similar ones.
-      for name, value in openai.AsyncOpenAI(api_key=key).default_headers.items():
-        if isinstance(value, str):
-          headers[name.lower()] = value
-    headers["authorization"] = f"Bearer {key}"
-    return headers
+    return {"authorization": f"Bearer {key}"}
 
   def find_limit(self, body: Mapping) -> int:
     """Return the caller's limit on the tokens of a reply; 0 without one."""

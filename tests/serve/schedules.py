@@ -31,7 +31,7 @@ FORMS = {
   "responses": ("input", "max_output_tokens", "event: response.completed"),
   "messages": ("messages", "max_tokens", "event: message_stop"),
 }
-PRICES = {"small": (1.0, 0.5, 2.0), "large": (5.0, 2.0, 10.0)}
+PRICES = {"gpt-4.1-mini": (1.0, 0.5, 2.0), "gpt-4.1": (5.0, 2.0, 10.0)}
 FAULTS = (
   "429",
   "500",
@@ -202,7 +202,7 @@ class Schedule:
         abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD
       ), context
     if self.cap_calls is not None:
-      large_steps = sum(step["model"] == "large" for step in steps)
+      large_steps = sum(step["model"] == "gpt-4.1" for step in steps)
       assert large_steps <= session["large_calls"] <= self.cap_calls, context
     # The remaining dollars are rounded when they are stored.
     return session | {"left_usd": None}
@@ -241,7 +241,6 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
   models = UpstreamsConfig(
     names=(*PRICES,), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
   )
-  models.tokenizer_families = ("one", "one")
   config = ServeConfig(
     name="s", runs=runs, models=models, policy="random", max_sessions=10
   )

@@ -41,7 +41,7 @@ def test_a_call_waits_for_what_another_session_reserves(open_client, upstream):
 def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
   """Five clients repeat their calls, after 40 errors; 5 * 3 calls have an answer."""
   upstream.fault = ["503"] * 40
-  client = open_client(models={"retries": 0, "max_failures": 99})
+  client = open_client(models={"retries": 0})
 
   def play(task):
     messages = [*ASK]
@@ -64,7 +64,7 @@ def test_a_client_that_leaves_at_the_end_of_a_reply_has_it():
   async def leave(events):
     delivery = Delivery(None)
     for event in (*events, b"data: [DONE]"):
-      await delivery.add(event, 0)
+      delivery.add(event)
     reading = delivery.follow()
     for _ in events:
       await anext(reading)

@@ -1,7 +1,6 @@
 """Test caps, the limits and failures of models, and safe switches between them."""
 
 import json
-import time
 
 import pytest
 import standin
@@ -157,20 +156,6 @@ def test_a_session_goes_on_after_a_models_error(
   assert len(client.conversations()) == 1
 
 
-def test_a_model_that_always_fails_is_asked_once_in_a_while(
-  open_client, upstream, monkeypatch
-):
-  upstream.fault = "500"
-  models = {"max_failures": 3, "retries": 0}
-  client = open_client(models=models)
-  statuses = [client.chat(f"s{n}").status_code for n in range(6)]
-  assert statuses == [500] * 4 + [503] * 2 and len(upstream.seen) == 4
-  clock = time.monotonic
-  monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
-  upstream.fault = None
-  assert [client.chat("t").status_code for _ in range(2)] == [200, 200]
-
-
 def test_thinking_tokens_are_kept_beside_the_least_reply(open_client, upstream):
   thinking = {"type": "enabled", "budget_tokens": 4000}
   asked = [user("Go.")]
@@ -184,14 +169,15 @@ def test_thinking_tokens_are_kept_beside_the_least_reply(open_client, upstream):
 
 
 @pytest.mark.parametrize(
-  "families, least, most", [((), 40_000, 42_000), (("one", "one"), 10_003, 11_000)]
+  "names, least, most",
+  [(("small", "large"), 40_000, 42_000), (("gpt-4.1-mini", "gpt-4.1"), 10_003, 11_000)],
 )
 def test_models_of_one_tokenizer_share_counts(
-  open_client, upstream, families, least, most
+  open_client, upstream, names, least, most
 ):
   """SMALL has read 40,000 characters as 10,003 tokens. LARGE costs $5 a million."""
   messages = [user("a" * 40_000)]
-  client = open_client(models={"tokenizer_families": families})
+  client = open_client(models={"names": names})
   client.chat(messages=messages)
   messages += [assistant(REPLY), *ASK]
   large = client.exchange.upstreams[1].prepare(
@@ -249,23 +235,10 @@ def test_a_bill_above_the_reservation_is_booked(client, upstream, capsys):
   assert "error: small counts as $0.008009. Its worst" in capsys.readouterr().err
 
 
-def test_a_models_window_decides_and_overflows_move_on(open_client, upstream):
-  models = {"context_tokens": (1000, 100_000)}
-  client = open_client(models=models)
-  long = [user("a" * 8000)]
-  reply = call(client, "chat/completions", long)
+def test_a_models_window_decides(open_client):
+  client = open_client(models={"context_tokens": (1000, 100_000)})
+  reply = call(client, "chat/completions", [user("a" * 8000)])
   assert reply.headers["x-baar-selected-model"] == "large"
-  # An overflow that SMALL reports is not billed, and LARGE answers.
-  upstream.fault = lambda number, request: (
-    "400 context_length_exceeded" if request["model"] == "small" else None
-  )
-  reply = call(client, "chat/completions", [user("Go.")])
-  assert reply.headers["x-baar-selected-model"] == "large"
-  assert [request["model"] for request in upstream.seen] == [
-    "large",
-    "small",
-    "large",
-  ]
 
 
 SIGNED = {

@@ -1,8 +1,7 @@
-"""Test the ledger of purses and conversations: full disks, kills, days and order."""
+"""Test the ledger of purses and conversations: full disks, kills and order."""
 
 import itertools
 import sqlite3
-import time
 from unittest import mock
 
 import pytest
@@ -14,7 +13,7 @@ from baar_jax.llms.provider import FAILED, REPLY
 from baar_jax.rollout.specs import Cap
 from baar_serve import sessions as ledger
 from baar_serve.records import Record, State
-from baar_serve.sessions import DAY_S, Sessions
+from baar_serve.sessions import Sessions
 
 STATE = State("small", None, "p", "t", "", "", 0.0)
 
@@ -92,24 +91,6 @@ def test_a_restart_presumes_open_calls_and_forgets_failed_ones(tmp_path):
   assert purse.remaining_caps == Cap(calls=2, usd=0.5625)
   spent = read_spent(tmp_path, 2)
   assert (spent.replies_usd, spent.presumed_usd) == ((0.0, 0.1875), 0.25)
-
-
-def test_the_budget_of_a_day_renews_at_midnight(tmp_path, monkeypatch):
-  """Ann may spend $3 a day (UTC). She spends $2 before midnight, and $1 after it."""
-  midnight_s = 20_000.0 * DAY_S
-  monkeypatch.setattr(time, "time", lambda: midnight_s - 60)
-  sessions = Sessions(tmp_path / "a.sqlite", None, {"ann": 3.0})
-  purse = sessions.open_purse("ann", "s", Cap())
-  assert sessions.room_usd(purse) == 3.0
-  end(sessions, begin(sessions, purse), 2.0)
-  assert sessions.room_usd(purse) == 1.0
-  monkeypatch.setattr(time, "time", lambda: midnight_s + 60)
-  assert sessions.room_usd(purse) == 3.0
-  end(sessions, begin(sessions, purse), 1.0)
-  assert sessions.room_usd(purse) == 2.0
-  # After a restart, the attempts of this day count, and those of the day before do not.
-  again = Sessions(tmp_path / "a.sqlite", None, {"ann": 3.0})
-  assert again.room_usd(again.find_purse("ann", "s")) == 2.0
 
 
 @pytest.fixture
