@@ -21,7 +21,6 @@ def save(directory: Path, *updates: int) -> None:
   with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
     for update in updates:
       checkpoints.save(update, state(update))
-      print(update, flush=True)
 
 
 def restore(directory: Path, like=None):

@@ -122,31 +122,25 @@ def test_kl_is_exact_and_ignores_padding(padding):
 
 
 @pytest.mark.parametrize("padding", GARBAGE)
-def test_entropy_is_a_mean_over_decisions_that_is_not_learnt(padding):
+def test_bopo_clips_as_configured_and_learns_no_entropy(padding):
   logits = np.log(P)
   logits[1, 1] = padding
-  old = np.zeros((2, 2))
+  # The ratios are 2 and .625 in the first episode, and 1 in the second.
+  old = np.log(f32([[0.4, 0.64], [0.75, 1]]))
   batch = Batch(*[ACTION] * 2, old, MASK, f32([1, 2]), logits, decision_share=0.25)
+  config = BoPOConfig(ratio_level="decision", clip=(0.2, 0.28))
 
   def step(logits):
-    term = losses.bopo_loss(BoPOConfig(), logits, batch)["entropy"]
-    return term.weight * term.values.mean, (term.values.mean, term.share)
+    terms = losses.bopo_loss(config, logits, batch)
+    term = terms["entropy"]
+    figures = terms["loss"].values.mean, term.values.mean, term.share
+    return term.weight * term.values.mean, figures
 
   gradient, figures = jax.grad(step, has_aux=True)(logits)
+  # min(2, 1.28) and min(.625, .8); 1 * 2
+  loss = -((1.28 + 0.625) / 2 + 2) / 2
   # .8 * .2231436 + .2 * 1.6094379 = .5004024, .6 * .5108256 + .4 * .9162907 = .6730117 and
   # .25 * 1.3862944 + .75 * .2876821 = .5623351; the fourth is padding.
-  expected = (0.5004024 + 0.6730117 + 0.5623351) / 3
-  np.testing.assert_allclose(figures, (expected, 0.25), rtol=1e-6)
+  entropy = (0.5004024 + 0.6730117 + 0.5623351) / 3
+  np.testing.assert_allclose(figures, (loss, entropy, 0.25), rtol=1e-6)
   np.testing.assert_array_equal(gradient, 0)
-
-
-def test_bopo_clips_the_ratios_as_configured():
-  """Decisions have probability .5; when they were sampled, it was .25 and .8."""
-  logits = jnp.zeros((1, 2, 2))
-  zeros = np.zeros((1, 2), int)
-  old = np.log(f32([[0.25, 0.8]]))
-  batch = Batch(*[zeros] * 2, old, zeros == 0, f32([1]), ref_logits_BxSxA=logits)
-  config = BoPOConfig(ratio_level="decision", clip=(0.2, 0.28))
-  # min(2, 1.28) and min(.625, .8)
-  loss = losses.bopo_loss(config, logits, batch)["loss"].values.mean
-  np.testing.assert_allclose(loss, -(1.28 + 0.625) / 2, rtol=1e-6)

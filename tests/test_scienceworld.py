@@ -39,16 +39,12 @@ def test_expert_wins_a_task_of_every_type(env, ids):
 
 
 def test_a_long_listing_of_tasks_says_how_far_it_is(env, monkeypatch, capsys):
-  seconds = itertools.count(0, 40)
+  seconds = itertools.count(0, 10)
   monkeypatch.setattr("time.monotonic", lambda: next(seconds))
   env.tasks("test")
-  # The clock is at 40 s when the first of 17 tasks is found: lines after 60, 120, ... s.
+  # The clock is at 10 s when the first of 17 tasks is found: lines after 60 and 120 s.
   lines = capsys.readouterr().err.splitlines()
-  wanted = [
-    f"listing the tasks of test: {found} found"
-    for found in (2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17)
-  ]
-  assert lines == wanted
+  assert lines == [f"listing the tasks of test: {found} found" for found in (7, 13)]
 
 
 def play(env, task_id, beside=lambda: None) -> list:

@@ -145,21 +145,24 @@ def test_a_killed_training_ends_with_the_same_parameters(
 
 
 def test_the_best_router_is_kept(copied, monkeypatch, capsys):
-  losses = iter([0.9, 0.7, 0.8, 0.7])
+  """The loss is measured at every second update. An equal loss is no new best."""
+  losses = [0.9, 0.6, 0.7, 0.5, 0.6, 0.5]
   seen = []
 
   def loss(trainer, batches):
     seen.append([np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)])
-    return next(losses)
+    return losses[len(seen) - 1]
 
   monkeypatch.setattr(Trainer, "loss", loss)
   monkeypatch.setattr(sft_method, "PATIENCE", 2)
   run = copied("referenced")
-  run.config.sft.updates = 5
+  run.config.sft.updates = 20
+  run.config.sft.check_every = 2
   train.bosft(run)
-  assert_same(leaves(run, "sft"), seen[1])
-  assert len(logged(run, "sft")) == 4
-  line = "BoSFT, training seed 0: least dev loss 0.7 at update 2 of 4\n"
+  assert_same(leaves(run, "sft"), seen[3])
+  measured = [line.get("dev_loss") for line in logged(run, "sft")]
+  assert measured[1::2] == losses and measured[::2] == [None] * 6
+  line = "BoSFT, training seed 0: least dev loss 0.5 at update 8 of 12\n"
   assert line in capsys.readouterr().out
 
 
