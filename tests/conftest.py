@@ -1,26 +1,22 @@
-"""Set up JAX on the CPU, and define a tiny tokenizer, view and router for all tests."""
+"""Set up JAX on the CPU, and give all tests a tiny text router and its batches."""
 
 import dataclasses
 import os
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import hypothesis
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import tiny
-import tokenizers
-from flax import nnx
+from tiny_router import ROUTER, draw_model, make_tokenizer
 
-from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
-from baar_jax.episode import Episode, Task
+from baar_jax.config import Config, EnvConfig, SFTConfig
+from baar_jax.episode import Episode
 from baar_jax.learn.batches import ACTED, Batcher, Labels
-from baar_jax.router.qwen2 import Qwen2, Qwen2Config
+from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.reader import TextEncoder
-from baar_jax.router.view import View, decision_tokens
+from baar_jax.router.view import View
 
 jax.config.update("jax_platforms", os.environ.get("BAAR_JAX_TEST_PLATFORM", "cpu"))
 # All tests, and the programs that they start, share one cache of compiled functions.
@@ -35,93 +31,21 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-TEXTS = [
-  "task: find the plant",
-  "\nstart: a hall",
-  "\nstep 1 model:",
-  " action: ",
-  "\nresult: ",
-  *("open the red door", "go to the kitchen", "you see a green lamp and a stove") * 3,
-]
-
-
-# The shape of the tiny text router.
-SHAPE = Qwen2Config(340, 16, 48, 2, 2, 1, 8)
-
 
 @pytest.fixture(scope="session")
-def make_tokenizer():
-  """Return a function that trains a byte-level tokenizer of at most 340 tokens."""
-
-  def make(models: int = 2) -> tokenizers.ByteLevelBPETokenizer:
-    """Train it with a decision token for each model."""
-    tokenizer = tokenizers.ByteLevelBPETokenizer()
-    decisions = decision_tokens(models)
-    tokenizer.train_from_iterator(
-      TEXTS, 340, min_frequency=1, show_progress=False, special_tokens=decisions
-    )
-    return tokenizer
-
-  return make
-
-
-@pytest.fixture(scope="session")
-def router_config() -> RouterConfig:
-  """Return the settings of a tiny text router, with previews of a few tokens."""
-  return RouterConfig(
-    description_tokens=8, action_tokens=4, result_tokens=6, max_tokens=320
-  )
-
-
-@pytest.fixture(scope="session")
-def view(router_config, make_tokenizer) -> View:
+def view() -> View:
   """Return the view of the tiny text router."""
-  return View(router_config, make_tokenizer())
+  return View(ROUTER, make_tokenizer())
 
 
 @pytest.fixture(scope="session")
-def filled():
-  """Return a function that builds a model with all parameters drawn by NumPy.
-
-  Biases and norms are random too. Nothing is compiled to draw them.
-  """
-
-  def fill(build, seed: int = 0):
-    """Fill the model that build() returns."""
-    graphdef, params = nnx.split(nnx.eval_shape(build))
-    draw = np.random.default_rng(seed)
-    noise = jax.tree.map(
-      lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), params
-    )
-    return nnx.merge(graphdef, noise)
-
-  return fill
-
-
-@pytest.fixture(scope="session")
-def draw_model(filled):
-  """Return a function that draws a tiny text router from a seed."""
-  return partial(filled, lambda: Qwen2(SHAPE, nnx.Rngs(0)))
-
-
-@pytest.fixture(scope="session")
-def tiny_model(draw_model) -> Qwen2:
+def tiny_model() -> Qwen2:
   """Return the tiny text router with random parameters."""
   return draw_model()
 
 
 @pytest.fixture(scope="session")
-def make_task():
-  """Return a function that makes a task."""
-
-  def make(task_id: str = "plant-0", max_steps: int = 40) -> Task:
-    return Task(task_id, "train", "find the plant", max_steps)
-
-  return make
-
-
-@pytest.fixture(scope="session")
-def batcher(view, make_task):
+def batcher(view):
   """Return a function that makes a batcher for the tiny text router."""
 
   def make(rows: int, labels: Labels = ACTED) -> Batcher:
@@ -129,7 +53,7 @@ def batcher(view, make_task):
     router = dataclasses.replace(view.config, max_tokens=208)
     config = Config(env=EnvConfig(max_steps=6), sft=SFTConfig(micro_episodes=rows))
     encoder = TextEncoder(View(router, view.tokenizer))
-    return Batcher(config, encoder, [make_task()], labels)
+    return Batcher(config, encoder, [tiny.TASK], labels)
 
   return make
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from tiny import episode
+from tiny_router import make_tokenizer
 
 from baar_jax.config import RouterConfig
 from baar_jax.learn.batches import ACTED, SAMPLED, draw_batches, make_batch
@@ -12,7 +13,7 @@ from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import View, Window
 
 
-def test_a_batch_of_windows_by_hand(make_tokenizer):
+def test_a_batch_of_windows_by_hand():
   windows = [Window([11, 12, 13], [0, 2], 0), Window([31], [0], 2)]
   view = View(RouterConfig(max_tokens=500), make_tokenizer())
   text = TextEncoder(view).pad(windows, 3, 2)

@@ -22,24 +22,24 @@ class Spy(Policy):
     return [Decision(self.episode.steps[len(ready[0].steps)].model, p_A=(0.25, 0.75))]
 
 
-def test_the_episode_with_the_oldest_decision_is_forgotten(make_task):
+def test_the_episode_with_the_oldest_decision_is_forgotten():
   """After a, b and a there is no row for c, so b is forgotten."""
   forgotten = []
   spy = Spy(PolicySpec("spy"))
   spy.finish = lambda live: forgotten.append(live.task.id)
   decider = Decider(spy, rows=2)
   for name in "abac":
-    decider.remember(Live(Job(make_task(name), "test", 0)))
+    decider.remember(Live(Job(dataclasses.replace(tiny.TASK, id=name), "test", 0)))
   assert forgotten == ["b"]
   assert [task_id for task_id, _ in decider.lives] == ["a", "c"]
 
 
-def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypatch):
+def test_router_in_python_knows_which_caches_are_warm(view, monkeypatch):
   """SMALL, LARGE and SMALL are chosen within the lifetime, and LARGE long after it.
   The prompt of 40,000 characters has about 10,000 tokens."""
   spy, rule = Spy(PolicySpec("spy")), CacheRule(1024, 128, 300.0)
   spy.view, spy.episode = view, tiny.episode(models="SLSL")
-  router = Router(spy, ("small", "large"), make_task().max_steps, sessions=1)
+  router = Router(spy, ("small", "large"), tiny.TASK.max_steps, sessions=1)
   billing = Billing((Price(1, 0.5, 2), Price(5, 2, 10)), (rule, rule))
   messages, warm = [{"role": "user", "content": "x" * 40_000}], []
   for now_s in (1000, 1010, 1020, 1400):
@@ -51,9 +51,10 @@ def test_router_in_python_knows_which_caches_are_warm(view, make_task, monkeypat
   assert warm == [[False, False], [True, False], [True, True], [False, False]]
 
 
-def test_router_reads_the_same_tokens_as_training(view, make_task):
+def test_router_reads_the_same_tokens_as_training(view):
   """The session has a cap in dollars and one on large calls."""
-  task, episode = make_task(), tiny.episode(models="SLLS")  # $1, $5, $5, $1
+  task = tiny.TASK
+  episode = tiny.episode(models="SLLS")  # $1, $5, $5, $1
   episode.call_budget, episode.usd_budget = 3, 15.0
   spy = Spy(PolicySpec("spy"))
   spy.view, spy.episode = view, episode

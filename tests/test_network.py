@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from tiny_router import fill
 
 from baar_jax.config import Config, EnvConfig, SFTConfig
 from baar_jax.episode import Episode, Step, Task
@@ -46,8 +47,8 @@ def compute_logits(layers, x_I: np.ndarray) -> np.ndarray:
   return x_I
 
 
-def test_the_forward_pass_equals_that_of_numpy(filled):
-  network = filled(lambda: PolicyNetwork(3, 2, 0))
+def test_the_forward_pass_equals_that_of_numpy():
+  network = fill(lambda: PolicyNetwork(3, 2, 0))
   x_BxSxI = np.random.default_rng(1).normal(size=(2, 2, 3)).astype(np.float32)
   layers = [
     [np.array(array, np.float64) for array in layer] for layer in network.layers
@@ -102,10 +103,10 @@ def test_batches_of_inputs_by_hand():
 
 
 @pytest.mark.parametrize("labels", [ACTED, FAILURES])
-def test_live_logits_equal_those_of_training(labels, filled):
+def test_live_logits_equal_those_of_training(labels):
   """A cascade's step waits with a proposal of SMALL."""
   encoder = InputsEncoder(VOCABULARY, 2, labels is FAILURES)
-  model = filled(partial(encoder.build, 0))
+  model = fill(partial(encoder.build, 0))
   router = ShardedRouter(model, encoder)
   trained_NxA = make_batcher(encoder, labels).compute(router.logits, EPISODES)
   ready = []

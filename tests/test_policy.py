@@ -227,12 +227,12 @@ def test_one_escalation_never_goes_back(models, advantage_A, model):
   [("Decision: SMALL.", 0), ("The step is hard, so **BIG**\nBIG", 1)]
   + [(text, 0) for text in ("SMALL or BIG?", "big", "BIGGER", "")],
 )
-def test_a_judge_is_shown_the_prompt_and_billed(text, model, make_task):
+def test_a_judge_is_shown_the_prompt_and_billed(text, model):
   """The judge reads the paper's prompt with the budget, and its lost attempts are billed.
 
   Only an answer that names exactly one model in capitals counts.
   """
-  live = Live(Job(make_task(), "profile", 0), Cap(3))
+  live = Live(Job(tiny.TASK, "profile", 0), Cap(3))
   live.observation = "see lamp 9"
   live.steps = tiny.episode(models="LS").steps
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_router import draw_model
 
 from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.learn.batches import SAMPLED
@@ -39,7 +40,7 @@ def copy_of(state):
 
 
 def test_micro_batches_take_the_same_step_as_one_batch(
-  tiny_model, batcher, five_episodes, draw_model, view
+  tiny_model, batcher, five_episodes, view
 ):
   encoder = TextEncoder(view)
   anchor = ShardedRouter(draw_model(seed=3), encoder)
@@ -109,7 +110,7 @@ def test_the_first_step_in_bf16_is_on_policy(
 
 @pytest.mark.parametrize("ratio_level", ["trajectory", "decision"])
 def test_gradients_of_windows_equal_finite_differences(
-  ratio_level, view, batcher, five_episodes, draw_model, monkeypatch
+  ratio_level, view, batcher, five_episodes, monkeypatch
 ):
   """12 windows, two in a micro-batch; all but JAX's attention is in float64."""
   double = SimpleNamespace(**vars(jnp) | {"float32": jnp.float64})

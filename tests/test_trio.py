@@ -6,6 +6,7 @@ import pytest
 import tiny
 from hand import TRIO_USD, HandCascade, HandEnv, HandPair, job
 from program import finish, results, start
+from tiny_router import ROUTER, make_tokenizer
 
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import SandboxErrors
@@ -15,19 +16,19 @@ from baar_jax.rollout.specs import Cap, Decision
 from baar_jax.router.view import View
 
 
-def test_texts_name_models_by_rank(router_config, make_tokenizer, make_task):
+def test_texts_name_models_by_rank():
   """Each model has a decision token."""
   tokenizer = make_tokenizer(models=3)
   config = dataclasses.replace(
-    router_config, action_tokens=40, result_tokens=40, max_tokens=2000
+    ROUTER, action_tokens=40, result_tokens=40, max_tokens=2000
   )
   paper = View(dataclasses.replace(config, view="paper"), tokenizer, models=3)
   view = View(config, tokenizer, models=3)
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
-  (window,) = view.episode_windows(make_task(), episode)
+  (window,) = view.episode_windows(tiny.TASK, episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
   assert len({*ids}) == 3 and ids == view.decision_ids == view.logit_ids
-  text = paper.tokenizer.decode(paper.episode_windows(make_task(), episode)[-1].tokens)
+  text = paper.tokenizer.decode(paper.episode_windows(tiny.TASK, episode)[-1].tokens)
   assert (
     "Step 2 [Model: M2]" in text
     and "Which model should act next, M1 or M2 or M3?" in text

@@ -7,6 +7,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import TASK
+from tiny_router import make_tokenizer
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 from baar_jax.rollout.specs import Cap, Job, Live
@@ -15,7 +17,6 @@ from baar_jax.router.view import CUT_MARK, View
 
 SMALL = "<|SMALL|>"
 BIG = "<|BIG|>"
-TASK = Task("plant-0", "train", "find the plant", 40)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +199,7 @@ def test_the_paper_prompt_states_budget_rule_and_recent_steps(
   assert decode(windows[0].tokens).endswith(f"Previous steps: none\n{texts.ASK}")
 
 
-def test_the_chat_template_surrounds_the_paper_prompt(views, make_tokenizer):
+def test_the_chat_template_surrounds_the_paper_prompt(views):
   """The question is the user's turn; the answer follows the assistant's header."""
   tokenizer = make_tokenizer()
   tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+from tiny_router import ROUTER
 
 from baar_jax.config import RouterConfig
 from baar_jax.router import weights
@@ -25,12 +26,12 @@ UNTIED = SHAPE | {"tie_word_embeddings": False}
 
 
 @pytest.fixture
-def adopt(router_config, tmp_path):
+def adopt(tmp_path):
   """Return a function that makes a run's view for a directory of weights."""
 
   def make(directory):
     adopt_tokenizer(directory, tmp_path / "tokenizer")
-    config = dataclasses.replace(router_config, weights=str(directory))
+    config = dataclasses.replace(ROUTER, weights=str(directory))
     return View(config, read_tokenizer(tmp_path / "tokenizer"))
 
   return make

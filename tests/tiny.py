@@ -3,10 +3,11 @@
 from itertools import zip_longest
 
 from baar_jax.config import Config
-from baar_jax.episode import Call, Episode, Step, Usage
+from baar_jax.episode import Call, Episode, Step, Task, Usage
 
 # The letter of each model, cheapest first, and the dollars of its step.
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
+TASK = Task("plant-0", "train", "find the plant", 40)
 # The settings of a run that takes seconds. Only one episode is live at a time, so that no
 # result depends on timing.
 SIZES = dict(train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10)

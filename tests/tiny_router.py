@@ -1,0 +1,55 @@
+"""Define a tiny text router: its tokenizer, its settings and its parameters."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from flax import nnx
+
+from baar_jax.config import RouterConfig
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config
+from baar_jax.router.view import decision_tokens
+
+TEXTS = [
+  "task: find the plant",
+  "\nstart: a hall",
+  "\nstep 1 model:",
+  " action: ",
+  "\nresult: ",
+  *("open the red door", "go to the kitchen", "you see a green lamp and a stove") * 3,
+]
+# The previews of texts have a few tokens.
+ROUTER = RouterConfig(
+  description_tokens=8, action_tokens=4, result_tokens=6, max_tokens=320
+)
+SHAPE = Qwen2Config(340, 16, 48, 2, 2, 1, 8)
+
+
+def make_tokenizer(models: int = 2) -> tokenizers.ByteLevelBPETokenizer:
+  """Train a byte-level tokenizer of at most 340 tokens, with one for each model."""
+  tokenizer = tokenizers.ByteLevelBPETokenizer()
+  decisions = decision_tokens(models)
+  tokenizer.train_from_iterator(
+    TEXTS, 340, min_frequency=1, show_progress=False, special_tokens=decisions
+  )
+  return tokenizer
+
+
+def fill(build: Callable, seed: int = 0):
+  """Fill the model that build() returns with parameters drawn by NumPy.
+
+  Biases and norms are random too. Nothing is compiled to draw them.
+  """
+  graphdef, params = nnx.split(nnx.eval_shape(build))
+  draw = np.random.default_rng(seed)
+  noise = jax.tree.map(
+    lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), params
+  )
+  return nnx.merge(graphdef, noise)
+
+
+def draw_model(seed: int = 0) -> Qwen2:
+  """Draw the parameters of the tiny text router."""
+  return fill(lambda: Qwen2(SHAPE, nnx.Rngs(0)), seed)
