@@ -22,11 +22,8 @@ def start(runs, *flags, config="sandbox.py"):
     sys.executable,
     "main.py",
     f"--config=configs/{config}",
-    "--config.profile.robustness=(1,)",
-    *flags,
+    *tiny.flags(runs, "--config.profile.robustness=(1,)", *flags),
   ]
-  given = {flag.partition("=")[0] for flag in flags}
-  command += [flag for flag in tiny.flags(runs) if flag.partition("=")[0] not in given]
   return subprocess.Popen(
     command,
     env=os.environ | QUICK,

@@ -13,7 +13,13 @@ from absl import flags
 from pydantic import TypeAdapter
 
 import main
-from baar_jax.config import Config
+from baar_jax.config import (
+  BoPOConfig,
+  Config,
+  ProfileConfig,
+  ReferencesConfig,
+  SFTConfig,
+)
 from baar_jax.run import Run
 from configs import quickstart
 from configs.reproduce import SETTINGS
@@ -58,14 +64,23 @@ def test_paper_settings_have_the_papers_values(name):
   c = importlib.import_module(f"configs.{name}").get_config("paper")
   assert (c.env.train_tasks, c.env.test_tasks, c.env.max_steps) == PAPER_TASKS[name]
   assert c.models.names == ("gpt-4.1-mini", "gpt-4.1") and not c.models.prompt_cache
-  assert (c.profile.trials, c.profile.robustness) == (5, (3, 10))
-  assert (c.references.samples, c.references.plans) == (20, ())
-  assert (c.sft.batch_episodes, c.sft.learning_rate) == (64, 2e-5)
-  b = c.bopo
-  assert {*b.lam} == {0.1, 0.3, 0.5, 0.7, 0.9}
-  assert (b.r_hard, b.group_size, b.kl_beta, b.learning_rate) == (0.5, 8, 0.04, 1e-6)
-  assert (b.reference_guided, b.ratio_level, b.clip) == (True, "trajectory", ())
-  assert (b.last_rate, b.epochs) == (1, 1)
+  assert c.profile == ProfileConfig(trials=5, robustness=(3, 10))
+  assert c.references == ReferencesConfig(samples=20, plans=())
+  sft = SFTConfig(batch_episodes=64, micro_episodes=8, learning_rate=2e-5)
+  assert c.sft == sft
+  bopo = BoPOConfig(
+    lam=(0.3, 0.1, 0.5, 0.7, 0.9),
+    r_hard=0.5,
+    group_size=8,
+    reference_guided=True,
+    kl_beta=0.04,
+    ratio_level="trajectory",
+    clip=(),
+    learning_rate=1e-6,
+    last_rate=1,
+    epochs=1,
+  )
+  assert c.bopo == bopo
   assert (c.evaluate.call_budgets, c.evaluate.seeds) == ((5, 10, 15), 3)
   assert c.evaluate.budget_rules and c.train_seeds == 3
   assert c.router.weights == "weights/Qwen2.5-1.5B-Instruct" and c.value.updates == 0

@@ -17,7 +17,7 @@ CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
 
 
 def test_the_command_line_runs_the_example(tmp_path):
-  flags = [*tiny.flags(tmp_path), "--stage=profile", "--config.env.max_steps=12"]
+  flags = tiny.flags(tmp_path, "--stage=profile", "--config.env.max_steps=12")
   command(tmp_path, f"--config={CORRIDOR}", *flags)
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])

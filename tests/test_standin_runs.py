@@ -29,26 +29,22 @@ KEY = "sk-hostile-0123456789abcdef"
 
 def arguments(runs, server, stage="all", file="sandbox.py", **settings) -> list[str]:
   """Write the arguments of a command; a setting has __ in place of a dot."""
-  values = {
-    "env__max_steps": TASKS["max_steps"],
-    "models__kind": "chat",
-    "models__names": "('small','large')",
-    "models__max_completion_tokens": 60,
-    "models__prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
-    "models__timeout_s": 10.0,
-    "max_usd": 9.0,
-  }
-  values |= {"models__base_urls": f"('{server.url}',)"} | settings
+  values = dict(
+    env__max_steps=TASKS["max_steps"],
+    models__kind="chat",
+    models__names="('small','large')",
+    models__max_completion_tokens=60,
+    models__prices="((0.4,0.1,1.6),(2.0,0.5,8.0))",
+    models__timeout_s=10.0,
+    models__base_urls=f"('{server.url}',)",
+    max_usd=9.0,
+  )
+  values |= settings
   options = [
     f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()
   ]
   config = f"--config={ROOT / 'configs' / file}"
-  usual = [
-    flag
-    for flag in tiny.flags(runs)
-    if "lam=" not in flag or "bopo__lam" not in settings
-  ]
-  return ["main.py", config, *usual, *options, f"--stage={stage}"]
+  return ["main.py", config, f"--stage={stage}", *tiny.flags(runs, *options)]
 
 
 def run(*given, **settings) -> int:
@@ -90,11 +86,9 @@ def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, cap
     return left.pop(0) if left and number % 20 == 7 else None
 
   server = StandIn(Lockpick(**TASKS), fault=fault, retry_after="0", stall_s=0.6)
-  settings = {
-    "models__key_variables": "('HOSTILE_KEY',)",
-    "models__timeout_s": 0.4,
-    "profile__trials": 9,
-  }
+  settings = dict(
+    models__key_variables="('HOSTILE_KEY',)", models__timeout_s=0.4, profile__trials=9
+  )
   with server.running():
     while code := run(tmp_path, server, **settings):
       lines.append(capsys.readouterr().err.splitlines()[-1])
@@ -115,16 +109,16 @@ def test_the_papers_setting_runs_with_a_text_router(tmp_path):
   """The stand-in's prompt caches lower the bill, and not the method's dollars."""
   weights = hf.write(tmp_path / "weights", hf.SHAPES["grouped"], tokens=300)
   with StandIn(Lockpick(**TASKS)).running() as server:
-    settings = {
-      "env__kind": "sandbox",
-      "router__weights": weights,
-      "evaluate__shares": (),
-      "bopo__lam": (0.3, 0.9),
-      "train_seeds": 1,
-      "baselines__rivals": (),
-      "baselines__ablations": "('no-reference',)",
-      "value__updates": 0,
-    }
+    settings = dict(
+      env__kind="sandbox",
+      router__weights=weights,
+      evaluate__shares=(),
+      bopo__lam=(0.3, 0.9),
+      train_seeds=1,
+      baselines__rivals=(),
+      baselines__ablations="('no-reference',)",
+      value__updates=0,
+    )
     assert run(tmp_path, server, file="appworld.py:paper", **settings) == 0
   ((cost_usd, spent_usd),) = query(
     tmp_path, "SELECT sum(cost_usd), sum(spent_usd) FROM episodes WHERE equals IS NULL"

@@ -105,10 +105,11 @@ def config(runs, name="tiny", **env) -> Config:
   return result
 
 
-def flags(runs) -> list[str]:
-  """Write the settings of `config` as flags of the command line.
+def flags(runs, *given: str) -> list[str]:
+  """Write the settings of `config` as flags of the command line, after the given flags.
 
-  They also replace settings of a configuration file that would take long.
+  They also replace settings of a configuration file that would take long. A setting that
+  is given is left out.
   """
   values = {
     "name": "tiny",
@@ -122,4 +123,6 @@ def flags(runs) -> list[str]:
   }
   for section, fields in SECTIONS.items():
     values |= {f"{section}.{name}": value for name, value in fields.items()}
-  return [f"--config.{name}={value}" for name, value in values.items()]
+  names = {flag.partition("=")[0] for flag in given}
+  usual = [f"--config.{name}={value}" for name, value in values.items()]
+  return [*given, *(flag for flag in usual if flag.partition("=")[0] not in names)]
