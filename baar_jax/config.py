@@ -402,8 +402,6 @@ class EvaluateConfig:
     shares: Shares of LARGE, with one policy each. The policy's threshold is the one at
       which it would have called LARGE in this share of the stored training decisions.
       For more than two models see `Threshold` in router/policy.py.
-    budget_rules: Whether the policies of `thresholds` and `shares` are also evaluated
-      under caps.
     call_budgets: Caps on the LARGE calls of a task (paper: K).
     usd_budgets: Caps on the US dollars of a task (paper: B_max).
   """
@@ -412,7 +410,6 @@ class EvaluateConfig:
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-  budget_rules: bool = False
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()
 

@@ -43,6 +43,8 @@ def get_config(setting: str = "") -> config.Config:
     rivals=sciworld.RIVALS + ("vanilla-sft", "one-escalation") * (setting == "sandbox"),
     ablations=sciworld.ABLATIONS,
   )
+  if setting == "sandbox":
+    c.bopo.lam = (0.3, 0.1, 0.9)
   # Every router is evaluated with the same rules: the more probable model acts, or
   # LARGE acts at one of these shares of the stored training decisions.
   c.evaluate.thresholds = ()

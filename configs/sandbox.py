@@ -22,7 +22,7 @@ def get_config() -> config.Config:
     noise=0.0,
     weight_decay=0.0,
   )
-  c.sft = config.SFTConfig(updates=60, micro_episodes=64, learning_rate=3e-3)
+  c.sft = config.SFTConfig(micro_episodes=64, learning_rate=3e-3)
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
     learning_rate=3e-3,

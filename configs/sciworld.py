@@ -62,6 +62,5 @@ def get_config(setting: str = "") -> config.Config:
     c.profile.robustness = (3, 10)
     c.bopo.lam = (0.3, 0.1, 0.5, 0.7, 0.9)
     c.train_seeds = 3
-    c.evaluate.budget_rules = True
     c.baselines = config.BaselinesConfig(RIVALS, ABLATIONS)
   return c

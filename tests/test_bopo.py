@@ -141,7 +141,7 @@ class TableRouter:
     mask_BxS = state_BxS >= 0
     return [Batch(state_BxS, action_BxS, logp_BxS, mask_BxS, adv_B, uniform_BxSxA)]
 
-  def fill(self, batch):
+  def fill(self, batch, log_ratio_BxS):
     return batch
 
   def compare(self, batch):

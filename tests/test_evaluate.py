@@ -25,7 +25,7 @@ def run(tmp_path_factory):
   config.value.updates, config.value.heads = 2, 2
   rivals = tuple(name for name in FAMILIES if FAMILIES[name].is_rival)
   config.baselines = BaselinesConfig(rivals, ABLATIONS)
-  config.evaluate.shares, config.evaluate.budget_rules = (0.3,), True
+  config.evaluate.shares = (0.3,)
   run = Run(config)
   for stage in (train.baselines, evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):

@@ -52,9 +52,10 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     "no-reference(lam=0.3,update=2",
     "no-reference(lam=0.1,update=2",
   ):
-    expected += [f"{router},threshold=0.5)", f"{router},threshold=0.25)"]
+    points = [f"{router},threshold=0.5", f"{router},threshold=0.25"]
+    expected += [f"{point})" for point in points]
     if not router.startswith("no-"):
-      expected.append(f"{router},threshold=0.5,K=2)")
+      expected += [f"{point},K=2)" for point in points]
   by_key = {spec.key: spec for spec in list_specs(config)}
   assert list(by_key) == expected
   assert by_key["random(p=0.5,K=2)"] == PolicySpec("random", p=0.5, cap=Cap(2))

@@ -98,10 +98,11 @@ class Learner(NamedTuple):
     reader = encoder.open_reader(self.trainer.model, self.rows, self.trainer.mesh)
     return RouterPolicy(spec, reader, Sample(spec.key))
 
-  def fill(self, batch: Batch) -> Batch:
+  def fill(self, batch: Batch, log_ratio_BxS: np.ndarray) -> Batch:
     """Add log-probabilities and the SFT router's logits to a batch.
 
-    This must happen before the first gradient step of an update.
+    This must happen before the first gradient step of an update, with the log ratios
+    that `compare` computes then.
 
     In float32 `logp_BxS` stays as it was sampled. In bfloat16 it is computed again (our
     choice). The reason: rollouts use a KV cache, and their log-probabilities differ by
@@ -110,7 +111,7 @@ class Learner(NamedTuple):
     the current router then.
     """
     if self.trainer.low_precision:
-      batch = batch._replace(logp_BxS=batch.logp_BxS + self.compare(batch))
+      batch = batch._replace(logp_BxS=batch.logp_BxS + log_ratio_BxS)
     if self.anchor:
       ref_logits_BxSxA = self.anchor.logits(batch)
       batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
@@ -336,11 +337,12 @@ def update_policy(
     for first in range(0, len(order), BATCH_EPISODES):
       episodes, advantages = zip(*order[first : first + BATCH_EPISODES])
       batches = learner.batcher.micro_batches(episodes, np.array(advantages))
+      log_ratios = [learner.compare(batch) for batch in batches]
       if not step_batches:
-        log_ratio = max(np.abs(learner.compare(batch)).max() for batch in batches)
-      step_batches.append([learner.fill(batch) for batch in batches])
+        largest = max(np.abs(log_ratio_BxS).max() for log_ratio_BxS in log_ratios)
+      step_batches.append([*map(learner.fill, batches, log_ratios)])
   steps = [learner.step(batches) for batches in step_batches]
-  means = {"max_log_ratio": float(log_ratio)}
+  means = {"max_log_ratio": float(largest)}
   for name in steps[0]:
     means[name] = float(np.mean([metrics[name] for metrics in steps]))
   return means

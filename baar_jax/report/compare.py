@@ -75,9 +75,11 @@ CLAIMS = (
   Claim("BoPO's frontier is above vanilla RL's", BOPO, VANILLA),
   Claim("vanilla RL is no better than random mixes", "", VANILLA),
   Claim("BoSFT's frontier is above vanilla RL's", SFT, VANILLA),
-  Claim("stratified samples fill the frontier", COMPARED, "no-stratified"),
-  Claim("the reference raises the frontier", COMPARED, "no-reference"),
-  Claim("the bonus of hard tasks raises it", COMPARED, "no-hard-bonus"),
+  Claim(
+    "stratified samples fill the frontier (one training)", COMPARED, "no-stratified"
+  ),
+  Claim("the reference raises the frontier (one training)", COMPARED, "no-reference"),
+  Claim("the bonus of hard tasks raises it (one training)", COMPARED, "no-hard-bonus"),
   Claim("First-Large is strong: above random mixes", FIRST_LARGE, ""),
 )
 
@@ -127,8 +129,9 @@ class Choice(NamedTuple):
     by_lam: the same of BoPO's smallest and largest `lam`; empty if it has one only.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
-    typical: by family that also plays without a cap, the key of the policy on its hull
-      in SR nearest to the middle of the boundaries' costs. Ablations are left out.
+    typical: by family that also plays without a cap, the key of its policy without a
+      cap, on its hull in SR if there is one, nearest to the middle of the boundaries'
+      costs. Ablations are left out.
     default: the default policy of the budget-conditioned router; None if the run has
       none.
   """

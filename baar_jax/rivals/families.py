@@ -244,21 +244,17 @@ def trained_spec(
   )
 
 
-def _with_thresholds(config: Config, router: PolicySpec) -> list[PolicySpec]:
-  """Return a router's policies: argmax, each threshold, and each share of LARGE."""
+def _router_points(config: Config, router: PolicySpec) -> Points:
+  """List a router's policies, the same under caps.
+
+  They are argmax, each threshold, and each share of LARGE.
+  """
   points = []
   for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
     points.append(dataclasses.replace(router, threshold=threshold))
   for share in config.evaluate.shares:
     points.append(dataclasses.replace(router, share=share))
-  return points
-
-
-def _router_points(config: Config, router: PolicySpec) -> Points:
-  """List a router's policies; under caps only argmax, unless `budget_rules` is set."""
-  points = _with_thresholds(config, router)
-  capped = points if config.evaluate.budget_rules else points[:1]
-  return Points(points, capped)
+  return Points(points, points)
 
 
 def _list_sft(config: Config, name: str) -> list[Points]:
@@ -278,7 +274,7 @@ def _list_ablation(config: Config, name: str) -> Iterator[Points]:
   if name in config.baselines.ablations:
     for lam in config.bopo.lam:
       router = trained_spec(config, name, config.bopo.updates, lam)
-      yield Points(_with_thresholds(config, router))
+      yield Points(_router_points(config, router).free)
 
 
 def _list_conditioned(config: Config, name: str) -> Iterator[Points]:

@@ -138,10 +138,12 @@ def choose_on_dev(
   middle_usd = mean.cost_usd[[*BOUNDARY_KEYS]].mean()
   is_capped = data.entries[[*BUDGETS]].notna().any(axis=1)
   typical = {}
-  for family in data.entries.family[~is_capped].unique():
+  distance_usd = (mean.cost_usd - middle_usd).abs()
+  free = data.entries[~is_capped]
+  for family, names in free.groupby("family").groups.items():
     if family not in ABLATIONS:
-      names = vertices[family, data.sr] or points[family]
-      typical[family] = (mean.cost_usd[names] - middle_usd).abs().idxmin()
+      on_hull = names.intersection(vertices[family, data.sr])
+      typical[family] = distance_usd[names if on_hull.empty else on_hull].idxmin()
   merit = mean[[*METRICS]].sum(axis=1).round(9)
   # Of equal policies `idxmax` returns the first, which is the cheapest in this order.
   capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
