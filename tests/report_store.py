@@ -14,6 +14,7 @@ from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import load_results
 from baar_jax.store import Store
+from configs.sciworld import ABLATIONS
 
 
 class Played(NamedTuple):
@@ -65,8 +66,9 @@ def specs(policies: list[Played]) -> list[PolicySpec]:
 
 
 def config() -> Config:
-  """Return a configuration of ScienceWorld with scripted models."""
+  """Return a configuration of ScienceWorld with scripted models and ablations."""
   result = Config()
+  result.baselines.ablations = ABLATIONS
   result.bopo.lam = (0.3,)
   result.evaluate.seeds = 2
   return result

@@ -43,9 +43,7 @@ CHOSEN = "bopo(lam=2,K=2)"
 
 @pytest.fixture(scope="module")
 def every() -> Results:
-  settings = config()
-  settings.baselines.ablations = ABLATIONS
-  return figures(EVERY, settings)
+  return figures(EVERY)
 
 
 def test_dev_chooses_the_points_on_the_hull():

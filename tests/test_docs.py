@@ -39,18 +39,9 @@ NEW_FILES = {
   "tests/serve/golden/forms/completions/",
   "tests/test_rloo.py",
 }
-PROGRAMS = (Config(), ServeConfig())
-
-
-def list_files() -> list[Path]:
-  """List the files and folders of this repository, relative to its root."""
-  files = [*ROOT.iterdir()]
-  for folder in FOLDERS:
-    files += (ROOT / folder).rglob("*")
-  return [file.relative_to(ROOT) for file in files]
-
-
-FILES = list_files()
+FILES = [*ROOT.iterdir()]
+for folder in FOLDERS:
+  FILES += (ROOT / folder).rglob("*")
 
 
 def list_lost_paths(text: str) -> list[str]:
@@ -65,20 +56,17 @@ def list_lost_paths(text: str) -> list[str]:
 
 
 def is_setting(name: str) -> bool:
-  """Tell whether a dotted name is a field of one of the configurations."""
-  return any(has_field(config, name) for config in PROGRAMS)
+  """Tell whether a dotted name is a field of one of the two configurations.
 
-
-def has_field(config: Config | ServeConfig, name: str) -> bool:
-  """Tell whether a dotted name is a field of a configuration."""
-  value = config
-  for field in name.split("."):
-    if isinstance(value, dict):
-      return True  # an option of an environment
-    if not hasattr(value, field):
-      return False
-    value = getattr(value, field)
-  return True
+  What follows env.options is an option of an environment.
+  """
+  for value in (Config(), ServeConfig()):
+    fields = name.partition("options.")[0].rstrip(".").split(".")
+    while fields and hasattr(value, fields[0]):
+      value = getattr(value, fields.pop(0))
+    if not fields:
+      return True
+  return False
 
 
 def list_anchors(page: Path) -> set[str]:

@@ -13,14 +13,12 @@ from report_store import BOUNDARIES, EVERY, FEW, Played, config, figures
 
 from baar_jax.report import page
 from baar_jax.report.compare import Results
-from configs.sciworld import ABLATIONS
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
   """Compute results of every family, with ablations."""
   settings = config()
-  settings.baselines.ablations = ABLATIONS
   settings.baselines.judge.max_completion_tokens = 1
   return figures(EVERY, settings)
 
