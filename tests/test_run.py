@@ -35,13 +35,6 @@ def config(tmp_path):
   return tiny.config(tmp_path)
 
 
-def use(config):
-  """Make the directory of a closed run with tasks."""
-  with contextlib.closing(Run(config)) as run:
-    run.tasks("train")
-    return run.dir
-
-
 def assert_refused(config, problem):
   """Check that a run cannot be opened, nor counted, with an error of one line."""
   for start in (Run, lambda config: plan.main(config, ["profile"])):
@@ -80,7 +73,9 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
 
 def test_a_run_that_lacks_a_store_is_refused(config):
   """A fresh store would forget the spent dollars, so the cap would begin again."""
-  directory = use(config)
+  with contextlib.closing(Run(config)) as run:
+    run.tasks("train")
+  directory = run.dir
   config.distributed.processes = 2
   config.distributed.coordinator = "host:1"
   (directory / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
