@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from tiny import episode
-from tiny_router import make_tokenizer
+from tiny_router import EPISODES, TOKENIZER, make_batcher
 
 from baar_jax.config import RouterConfig
 from baar_jax.learn.batches import ACTED, SAMPLED, draw_batches, make_batch
@@ -15,7 +15,7 @@ from baar_jax.router.view import View, Window
 
 def test_a_batch_of_windows_by_hand():
   windows = [Window([11, 12, 13], [0, 2], 0), Window([31], [0], 2)]
-  view = View(RouterConfig(max_tokens=500), make_tokenizer())
+  view = View(RouterConfig(max_tokens=500), TOKENIZER)
   text = TextEncoder(view).pad(windows, 3, 2)
   # Rows of 250 or 500 tokens are compiled.
   rows = [[11, 12, 13], [31, 0, 0], [0, 0, 0]]
@@ -40,8 +40,8 @@ def test_labels_of_a_batch_by_hand():
       np.testing.assert_array_equal(getattr(got, name), np.array(values), name)
 
 
-def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
-  batches = batcher(2).micro_batches(five_episodes)
+def test_micro_batches_hold_every_episode_once():
+  batches = make_batcher(2).micro_batches(EPISODES)
   # Episodes of similar length are together.
   decisions = [batch.mask_BxS.sum(axis=1).tolist() for batch in batches]
   assert decisions == [[1, 2], [4, 5], [6, 0]]
@@ -50,12 +50,12 @@ def test_micro_batches_hold_every_episode_once(batcher, five_episodes):
     assert batch.episode_share == pytest.approx(2 / 5)
     assert batch.decision_share == pytest.approx(count / 18)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])
-  batches = batcher(2, labels=SAMPLED).micro_batches(five_episodes, adv_B)
+  batches = make_batcher(2, labels=SAMPLED).micro_batches(EPISODES, adv_B)
   assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0.5]]
   assert batches[2].mask_BxS.sum() == 5  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
   # Values computed per batch are returned in the order of the episodes.
-  models = batcher(2).compute(lambda batch: batch.action_BxS, five_episodes)
+  models = make_batcher(2).compute(lambda batch: batch.action_BxS, EPISODES)
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
 
 

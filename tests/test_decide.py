@@ -3,6 +3,7 @@
 import dataclasses
 
 import tiny
+from tiny_router import VIEW
 
 from baar_jax import Router
 from baar_jax.decide import Decider
@@ -34,11 +35,11 @@ def test_the_episode_with_the_oldest_decision_is_forgotten():
   assert [task_id for task_id, _ in decider.lives] == ["a", "c"]
 
 
-def test_router_in_python_knows_which_caches_are_warm(view, monkeypatch):
+def test_router_in_python_knows_which_caches_are_warm(monkeypatch):
   """SMALL, LARGE and SMALL are chosen within the lifetime, and LARGE long after it.
   The prompt of 40,000 characters has about 10,000 tokens."""
   spy, rule = Spy(PolicySpec("spy")), CacheRule(1024, 128, 300.0)
-  spy.view, spy.episode = view, tiny.episode(models="SLSL")
+  spy.view, spy.episode = VIEW, tiny.episode(models="SLSL")
   router = Router(spy, ("small", "large"), tiny.TASK.max_steps, sessions=1)
   billing = Billing((Price(1, 0.5, 2), Price(5, 2, 10)), (rule, rule))
   messages, warm = [{"role": "user", "content": "x" * 40_000}], []
@@ -51,20 +52,20 @@ def test_router_in_python_knows_which_caches_are_warm(view, monkeypatch):
   assert warm == [[False, False], [True, False], [True, True], [False, False]]
 
 
-def test_router_reads_the_same_tokens_as_training(view):
+def test_router_reads_the_same_tokens_as_training():
   """The session has a cap in dollars and one on large calls."""
   task = tiny.TASK
   episode = tiny.episode(models="SLLS")  # $1, $5, $5, $1
   episode.call_budget, episode.usd_budget = 3, 15.0
   spy = Spy(PolicySpec("spy"))
-  spy.view, spy.episode = view, episode
+  spy.view, spy.episode = VIEW, episode
   router = Router(spy, ("small", "large"), task.max_steps, sessions=1)
   messages = open_conversation("", task, episode.steps[0].observation)
   for n, left in enumerate([(15.0, 3), (14.0, 3), (9.0, 2), (4.0, 1)]):
     caps = dict(zip(("left_usd", "left_large_calls"), left))
     so_far = dataclasses.replace(episode, steps=episode.steps[: n + 1])
     choice = router.decide(messages, **caps)
-    assert spy.tokens == view.episode_windows(task, so_far)[-1].tokens
+    assert spy.tokens == VIEW.episode_windows(task, so_far)[-1].tokens
     assert choice == (
       ["small", "large"][episode.steps[n].model],
       {"small": 0.25, "large": 0.75},

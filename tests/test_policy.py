@@ -1,6 +1,5 @@
 """Test routers as policies: their KV cache, rules, batch shapes, and the judge."""
 
-import dataclasses
 import math
 import random
 from unittest.mock import Mock
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from tiny import call
+from tiny_router import VIEW, draw_model, make_view
 
 from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
@@ -24,7 +24,6 @@ from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.inputs import States, describe
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
-from baar_jax.router.view import View
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -72,9 +71,9 @@ def play(policy, check):
   return finished
 
 
-def make_policy(model, view) -> RouterPolicy:
+def make_policy(view=VIEW) -> RouterPolicy:
   """Make a policy for three live episodes."""
-  feed = reader.Reader(model, view, rows=3)
+  feed = reader.Reader(draw_model(), view, rows=3)
   return RouterPolicy(PolicySpec("router"), feed, Sample("key"))
 
 
@@ -83,9 +82,7 @@ def make_policy(model, view) -> RouterPolicy:
   [(kind, reader.NEW_TOKENS) for kind in ("transcript", "paper")]
   + [("transcript", (16,))],
 )
-def test_the_cached_router_equals_an_uncached_forward_pass(
-  tiny_model, view, kind, lengths, monkeypatch
-):
+def test_the_cached_router_equals_an_uncached_forward_pass(kind, lengths, monkeypatch):
   """Whole episodes join and leave the batch, and their texts are cut.
 
   The batches have few shapes. With calls of 16 tokens, the text of a step needs several
@@ -95,9 +92,9 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   extend = Mock(side_effect=reader._extend)
   monkeypatch.setattr(reader, "_extend", extend)
   limit = {"transcript": 320, "paper": 400}[kind]
-  config = dataclasses.replace(view.config, view=kind, max_tokens=limit)
-  view = View(config, view.tokenizer)
-  forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
+  view = make_view(view=kind, max_tokens=limit)
+  model = draw_model()
+  forward = jax.jit(lambda tokens_BxT: model.logits(model(tokens_BxT)))
 
   def check(live, decision):
     tokens = view.live_window(live).tokens
@@ -107,7 +104,7 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
     assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
-  finished = play(make_policy(tiny_model, view), check)
+  finished = play(make_policy(view), check)
   assert len(finished) == 5
   shapes = {call.args[3].tokens_RxT.shape for call in extend.call_args_list}
   assert shapes <= {(R, T) for R in (1, 4) for T in lengths}
@@ -117,29 +114,29 @@ def test_the_cached_router_equals_an_uncached_forward_pass(
   assert {step.model for live in finished for step in live.steps} == {0, 1}
 
 
-def test_only_new_tokens_are_paid_for(tiny_model, view, monkeypatch):
+def test_only_new_tokens_are_paid_for(monkeypatch):
   """The whole text is paid for after finish(), a failure, or a repeated question."""
   monkeypatch.setattr(reader, "USD_PER_TOKEN", 1.0)
-  policy = make_policy(tiny_model, view)
+  policy = make_policy()
   live = start(0)
   paid = []
   lengths = [0]
   for _ in range(3):
     (decision,) = policy.choose([live])
     paid.append(decision.cost_usd)
-    lengths.append(len(view.live_window(live).tokens))
+    lengths.append(len(VIEW.live_window(live).tokens))
     act(live, decision.model)
   np.testing.assert_allclose(paid, np.diff(lengths))
   (new,) = policy.choose([live])
   (again,) = policy.choose([live])
-  assert again.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
+  assert again.cost_usd == len(VIEW.live_window(live).tokens) > new.cost_usd
   np.testing.assert_allclose(again.logp, new.logp, atol=1e-5)
   with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
     patch.setattr(policy.reader, "_feed", lambda batch: 1 / 0)
     policy.choose([live])
   for _ in range(2):
     act(live, 0)
-    assert policy.choose([live])[0].cost_usd == len(view.live_window(live).tokens)
+    assert policy.choose([live])[0].cost_usd == len(VIEW.live_window(live).tokens)
     policy.finish(live)
 
 

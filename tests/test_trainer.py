@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_router import draw_model
+from tiny_router import EPISODES, VIEW, draw_model, make_batcher, make_view
 
 from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.learn.batches import SAMPLED
@@ -25,7 +25,6 @@ from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.router import qwen2
 from baar_jax.router.reader import TextEncoder
-from baar_jax.router.view import View
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
@@ -39,19 +38,18 @@ def copy_of(state):
   return jax.tree.map(jnp.copy, state)
 
 
-def test_micro_batches_take_the_same_step_as_one_batch(
-  tiny_model, batcher, five_episodes, view
-):
-  encoder = TextEncoder(view)
+def test_micro_batches_take_the_same_step_as_one_batch():
+  encoder = TextEncoder(VIEW)
+  model = draw_model()
   anchor = ShardedRouter(draw_model(seed=3), encoder)
-  trainer = Trainer(tiny_model, encoder, partial(bopo_loss, BOPO), OPTIMIZER)
+  trainer = Trainer(model, encoder, partial(bopo_loss, BOPO), OPTIMIZER)
   start = copy_of(trainer.state)
   results = []
   # The first batch has rows of 208 tokens, the others of 104 or 208.
-  for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, labels=SAMPLED)):
+  for micro in (make_batcher(WHOLE, labels=SAMPLED), make_batcher(2, labels=SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
-    metrics = update_policy(learner, [*map(RatedEpisode, five_episodes, ADV)], 0)
+    metrics = update_policy(learner, [*map(RatedEpisode, EPISODES, ADV)], 0)
     results.append((metrics, copy_of(trainer.state)))
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, *results)
@@ -64,15 +62,13 @@ def test_micro_batches_take_the_same_step_as_one_batch(
   assert all("fsdp" in kernel.sharding.spec for kernel in kernels)
   # The model that was passed has not changed.
   norm = start["params"]["final_norm"]
-  np.testing.assert_array_equal(tiny_model.final_norm[...], norm)
+  np.testing.assert_array_equal(model.final_norm[...], norm)
 
 
-def test_no_array_has_both_tokens_and_vocabulary(
-  tiny_model, view, batcher, five_episodes
-):
+def test_no_array_has_both_tokens_and_vocabulary():
   """Neither pass computes logits of all 340 tokens at any position."""
-  trainer = Trainer(tiny_model, TextEncoder(view), sft_batch_loss, OPTIMIZER)
-  (batch,) = batcher(WHOLE).micro_batches(five_episodes)
+  trainer = Trainer(draw_model(), TextEncoder(VIEW), sft_batch_loss, OPTIMIZER)
+  (batch,) = make_batcher(WHOLE).micro_batches(EPISODES)
   T = batch.inputs.tokens_BxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
   shapes = [{*dims.split("x")} for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
@@ -82,18 +78,16 @@ def test_no_array_has_both_tokens_and_vocabulary(
   assert not any({str(T), str(WHOLE)} & shape for shape in with_vocabulary)
 
 
-def test_the_first_step_in_bf16_is_on_policy(
-  tiny_model, batcher, five_episodes, view, monkeypatch
-):
+def test_the_first_step_in_bf16_is_on_policy(monkeypatch):
   """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
   loss = partial(bopo_loss, BOPO)
-  encoder = TextEncoder(view)
+  encoder = TextEncoder(VIEW)
   encoder.dtype = "bfloat16"
-  trainer = Trainer(tiny_model, encoder, loss, OPTIMIZER)
+  trainer = Trainer(draw_model(), encoder, loss, OPTIMIZER)
   uniform = jax.tree.map(jnp.zeros_like, trainer.state)
   # The anchor is the trainer itself, so the KL is 0.
-  learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
-  rated = [*map(RatedEpisode, five_episodes, ADV)]
+  learner = Learner(BOPO, trainer, make_batcher(WHOLE, labels=SAMPLED), trainer)
+  rated = [*map(RatedEpisode, EPISODES, ADV)]
   assert update_policy(learner, rated, 0)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
   # The recorded log-probabilities are -.3, -.4, ... -.8, those of this router ln .5 = -.6931.
@@ -109,20 +103,17 @@ def test_the_first_step_in_bf16_is_on_policy(
 
 
 @pytest.mark.parametrize("ratio_level", ["trajectory", "decision"])
-def test_gradients_of_windows_equal_finite_differences(
-  ratio_level, view, batcher, five_episodes, monkeypatch
-):
+def test_gradients_of_windows_equal_finite_differences(ratio_level, monkeypatch):
   """12 windows, two in a micro-batch; all but JAX's attention is in float64."""
   double = SimpleNamespace(**vars(jnp) | {"float32": jnp.float64})
   monkeypatch.setattr(qwen2, "jnp", double)
-  router = dataclasses.replace(view.config, view="paper", max_tokens=800)
-  encoder = TextEncoder(View(router, view.tokenizer))
+  encoder = TextEncoder(make_view(view="paper", max_tokens=800))
   encoder.dtype = "float64"
-  cut = dataclasses.replace(batcher(2, labels=SAMPLED), encoder=encoder)
-  batches = cut.micro_batches(five_episodes[:3])
+  cut = dataclasses.replace(make_batcher(2, labels=SAMPLED), encoder=encoder)
+  batches = cut.micro_batches(EPISODES[:3])
   assert {len(batch.inputs.tokens_BxT) for batch in batches} == {2}
   config = BoPOConfig(ratio_level=ratio_level, kl_beta=0.5, clip=(0.5, 0.5))
-  rated = [*map(RatedEpisode, five_episodes[:3], ADV)]
+  rated = [*map(RatedEpisode, EPISODES[:3], ADV)]
   with jax.enable_x64(True):
     model = jax.tree.map(lambda x: x.astype("f8"), draw_model())
     loss = partial(bopo_loss, config)

@@ -1,6 +1,5 @@
 """Test the text that the router reads: its contents, its cuts and its tokens."""
 
-import dataclasses
 import functools
 import re
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import TASK
-from tiny_router import make_tokenizer
+from tiny_router import TOKENIZER, VIEW, make_tokenizer, make_view
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 from baar_jax.rollout.specs import Cap, Job, Live
@@ -19,17 +18,7 @@ SMALL = "<|SMALL|>"
 BIG = "<|BIG|>"
 
 
-@pytest.fixture(scope="module")
-def views(view):
-  """Return a function that makes a view with some settings changed."""
-  configure = functools.partial(dataclasses.replace, view.config)
-  return functools.cache(lambda **changes: View(configure(**changes), view.tokenizer))
-
-
-@pytest.fixture(scope="module")
-def decode(view):
-  """Return a function that decodes tokens to a text, with the decision tokens."""
-  return functools.partial(view.tokenizer.decode, skip_special_tokens=False)
+decode = functools.partial(TOKENIZER.decode, skip_special_tokens=False)
 
 
 def episode_of(models, calls=(), **budgets) -> Episode:
@@ -76,11 +65,9 @@ def episodes(draw):
 
 @pytest.mark.parametrize("kind, max_tokens", [("transcript", 220), ("paper", 640)])
 @given(episode=episodes())
-def test_training_and_live_decisions_read_the_same_text(
-  views, kind, max_tokens, episode
-):
+def test_training_and_live_decisions_read_the_same_text(kind, max_tokens, episode):
   """Each decision is in one window, after exactly the text that was visible live."""
-  view = views(view=kind, max_tokens=max_tokens)
+  view = make_view(view=kind, max_tokens=max_tokens)
   windows = view.episode_windows(TASK, episode)
   places = [(w.first + i, w, p) for w in windows for i, p in enumerate(w.positions)]
   assert [s for s, _, _ in places] == list(range(len(episode.steps)))
@@ -92,8 +79,8 @@ def test_training_and_live_decisions_read_the_same_text(
     assert live.positions[-1] == position == len(live.tokens) - 1
 
 
-def test_a_cut_keeps_whole_steps_in_three_quarters_of_the_limit(views, decode):
-  windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
+def test_a_cut_keeps_whole_steps_in_three_quarters_of_the_limit():
+  windows = make_view(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
   assert len(windows) > 2
   step_tokens = max(
     b - a for w in windows for a, b in zip(w.positions, w.positions[1:])
@@ -114,8 +101,10 @@ def test_a_cut_keeps_whole_steps_in_three_quarters_of_the_limit(views, decode):
       assert f"\nstep {n} model:{word} action: go {n}\nresult: see {n + 1}\n" in text
 
 
-def test_previews_are_cut_and_marked(views, decode):
-  view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
+def test_previews_are_cut_and_marked():
+  view = make_view(
+    description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640
+  )
   # The tokenizer has no merges for these letters, so each letter is a token.
   steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]
   episode = Episode("t", "p", 0, steps, 1.0, "done")
@@ -148,11 +137,9 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
     ({"usd_budget": 0.02}, ["$0.0200", "$0.0080", "$0.0000"]),
   ],
 )
-def test_the_transcript_states_the_remaining_caps_at_each_step(
-  views, decode, budgets, left
-):
+def test_the_transcript_states_the_remaining_caps_at_each_step(budgets, left):
   episode = episode_of([0, 1, 0], CALLS, **budgets)
-  (window,) = views(max_tokens=640).episode_windows(TASK, episode)
+  (window,) = make_view(max_tokens=640).episode_windows(TASK, episode)
   first, second, third = [f"/40, {each} left," for each in left] or [""] * 3
   text = "task: find the plant\nstart: see 1\n"
   text += f"step 1{first} model:{SMALL} action: go 1\n"
@@ -177,13 +164,13 @@ DOLLARS = "at most $0.0500, $0.0150 left. Step 3 of 40."
   ],
 )
 def test_the_paper_prompt_states_budget_rule_and_recent_steps(
-  views, decode, models, budgets, budget, rule, first
+  models, budgets, budget, rule, first
 ):
   """Each decision has a prompt of its own, without the steps before `first`.
 
   With a budget the prompt begins with another role and states a rule.
   """
-  view = views(view="paper", max_tokens=2000)
+  view = make_view(view="paper", max_tokens=2000)
   windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
   assert [w.first for w in windows] == list(range(len(models)))
   rule = rule.format(left=2 if budget == FIVE else 0.015, steps=41 - len(models))
@@ -199,11 +186,11 @@ def test_the_paper_prompt_states_budget_rule_and_recent_steps(
   assert decode(windows[0].tokens).endswith(f"Previous steps: none\n{texts.ASK}")
 
 
-def test_the_chat_template_surrounds_the_paper_prompt(views):
+def test_the_chat_template_surrounds_the_paper_prompt():
   """The question is the user's turn; the answer follows the assistant's header."""
   tokenizer = make_tokenizer()
   tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-  view = View(views(view="paper", max_tokens=2000).config, tokenizer)
+  view = View(make_view(view="paper", max_tokens=2000).config, tokenizer)
   (window,) = view.episode_windows(TASK, episode_of([0]))
   system = f"{texts.ROLE}\nTask: find the plant{texts.CHOICES}\nPrevious steps: none"
   assert tokenizer.decode(window.tokens, skip_special_tokens=False) == (
@@ -213,8 +200,8 @@ def test_the_chat_template_surrounds_the_paper_prompt(views):
   assert window.tokens.count(tokenizer.token_to_id("<|im_start|>")) == 3
 
 
-def test_any_text_is_kept_and_none_is_read_as_a_decision(view):
+def test_any_text_is_kept_and_none_is_read_as_a_decision():
   for text in ("naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"):
-    tokens = view.encode(text)
-    assert not set(tokens) & set(view.decision_ids)
-    assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
+    tokens = VIEW.encode(text)
+    assert not set(tokens) & set(VIEW.decision_ids)
+    assert TOKENIZER.decode(tokens) == text.replace("<|", "< |")

@@ -55,12 +55,13 @@ def episode(
     score: score of the episode.
     cost_usd: dollars of the whole episode, the same at each step; None takes DOLLARS.
     stop: the reason of the episode's end.
-    logps: log-probability of each step's decision; missing ones are None.
+    logps: log-probability of each step's decision; missing ones are None, and further
+      ones count for nothing.
     retry_usd: dollars of a failed attempt: they are on the bill, and no cost of the
       method.
   """
   steps = []
-  for i, (letter, logp) in enumerate(zip_longest(models, logps)):
+  for i, (letter, logp) in enumerate(zip_longest(models, logps[: len(models)])):
     model = [*DOLLARS].index(letter)
     usd = DOLLARS[letter] if cost_usd is None else cost_usd / len(models)
     steps.append(

@@ -1,16 +1,21 @@
-"""Define a tiny text router: its tokenizer, its settings and its parameters."""
+"""Define a tiny text router: its tokenizer, settings, parameters and batches."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tiny
 import tokenizers
 from flax import nnx
 
-from baar_jax.config import RouterConfig
+from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
+from baar_jax.learn.batches import ACTED, Batcher, Labels
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
-from baar_jax.router.view import decision_tokens
+from baar_jax.router.reader import TextEncoder
+from baar_jax.router.view import View, decision_tokens
 
 TEXTS = [
   "task: find the plant",
@@ -35,6 +40,30 @@ def make_tokenizer(models: int = 2) -> tokenizers.ByteLevelBPETokenizer:
     TEXTS, 340, min_frequency=1, show_progress=False, special_tokens=decisions
   )
   return tokenizer
+
+
+TOKENIZER = make_tokenizer()
+
+
+@functools.cache
+def make_view(**changes) -> View:
+  """Make a view with some settings of ROUTER changed."""
+  return View(dataclasses.replace(ROUTER, **changes), TOKENIZER)
+
+
+VIEW = make_view()
+# Episodes with 5, 1, 6, 2 and 4 decisions, of which one was forced.
+EPISODES = [
+  tiny.episode("plant-0", models=models, logps=(-0.3, -0.4, -0.5, -0.6, -0.7, -0.8))
+  for models in ("SLSLL", "L", "SLLSSL", "LL", "LSSL")
+]
+EPISODES[2].steps[3].logp = None
+
+
+def make_batcher(rows: int, labels: Labels = ACTED) -> Batcher:
+  """Make a batcher whose micro-batches have `rows` rows."""
+  config = Config(env=EnvConfig(max_steps=6), sft=SFTConfig(micro_episodes=rows))
+  return Batcher(config, TextEncoder(make_view(max_tokens=208)), [tiny.TASK], labels)
 
 
 def fill(build: Callable, seed: int = 0):
