@@ -29,7 +29,7 @@ from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.forecast import FORECAST
 from baar_serve.offpolicy import list_estimates
-from baar_serve.plan import Plan, has_router
+from baar_serve.plan import assign, has_router
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
 
@@ -207,7 +207,7 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
     exchange.forecast_F = np.load(run.dir / FORECAST)
   app = App(exchange, keys)
   if config.policy == COLLECT:
-    app.desk.assign = Plan(run).assign
+    app.desk.assign = functools.partial(assign, run)
   if config.shadow:
     files = find_router_files(config.router, run.files())
     estimate = functools.partial(list_estimates, files, run.dir)

@@ -1,7 +1,6 @@
 """Answer clients' HTTP requests: calls of models, scores, and pages."""
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import json
@@ -9,7 +8,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -109,16 +108,7 @@ class App(Starlette):
       for prefix in ("", "/s/{session}"):
         routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
 
-    @contextlib.asynccontextmanager
-    async def live(app: Starlette) -> AsyncIterator[None]:
-      """Commit what waits for room on the disk, as long as the server runs."""
-      exchange.start(exchange.watch())
-      yield
-
-    super().__init__(
-      routes=routes,
-      lifespan=live,
-    )
+    super().__init__(routes=routes)
 
   async def _read(self, request: Request) -> dict:
     """Read the JSON body of a request."""
@@ -373,5 +363,4 @@ def respond_error(refusal: Refusal, request: Request) -> Response:
   headers = dict(refusal.headers)
   if refusal.status < 500:
     headers.setdefault("x-should-retry", "false")
-  body = form.write_error(refusal.error, refusal.status)
-  return JSONResponse(body, refusal.status, headers)
+  return JSONResponse(form.write_error(refusal.error), refusal.status, headers)

@@ -28,8 +28,6 @@ from baar_serve.meter import MULTIPLES, AnswerMeter
 
 # Headers of a provider's error that go on to the client.
 RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
-# Most lines of a stream that are read at once.
-LINES_AT_ONCE = 16
 
 
 class Whole(NamedTuple):
@@ -87,9 +85,7 @@ class Stream:
       # Lines of a stream end at \n only: the texts in it may contain other line ends,
       # such as U+2028.
       *lines, rest = (rest + block).split(b"\n")
-      for number, line in enumerate(lines):
-        if number % LINES_AT_ONCE == 0:
-          await asyncio.sleep(0)  # Other calls must not wait for a long block.
+      for line in lines:
         event.append(line + b"\n")
         if not line.strip():
           data = [line[5:].strip() for line in event if line.startswith(b"data:")]

@@ -295,19 +295,18 @@ class Desk:
     """Return a session as a row of the page."""
     session = self.describe(purse)
     models = collections.Counter()
-    score = ""
-    marks = {"refused": session["refusals"], "failed": len(session["failures"])}
-    marks |= {"in flight": session["in_flight"], "foreign history": 0}
-    marks["routed otherwise"] = 0
+    marks = collections.Counter(refused=session["refusals"])
+    marks["failed"] = len(session["failures"])
+    marks["in flight"] = session["in_flight"]
+    score = None
     conversation = dict(task_id="side calls", text="", program="")
     for conversation in session["conversations"]:
-      models.update(step["model"] for step in conversation["steps"])
       for step in conversation["steps"]:
-        choices = {step["model"], step.get("router") or step["model"]}
-        marks["routed otherwise"] += len(choices) - 1
+        models[step["model"]] += 1
+        marks["routed otherwise"] += step["router"] not in (None, step["model"])
       marks["foreign history"] += conversation["is_foreign"]
       if conversation["score"] is not None:
-        score = f"{conversation['score']:g}"
+        score = conversation["score"]
     # The last one is the oldest, which has the session's task.
     return dict(
       session=purse.name,
@@ -367,9 +366,8 @@ class Desk:
     steps = []
     for record in conversation.records:
       step = record.step
-      fields = dict(model=names[step.model], cost_usd=step.spent_usd)
-      if self._config.shadow:
-        fields["router"] = dict(enumerate(names)).get(record.shadow)
+      router = dict(enumerate(names)).get(record.shadow)
+      fields = dict(model=names[step.model], router=router, cost_usd=step.spent_usd)
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(read_usage(step)))

@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from baar_jax.config import Config
 from baar_jax.episode import SPLITS, Episode, Task
@@ -22,47 +21,30 @@ from baar_jax.store import Store
 SPLIT_OF = ("train", "dev", "train", "test", "train")
 
 
-class ScoredSession(NamedTuple):
-  """An ended session that is to be stored as an episode.
+def add_session(
+  store: Store, config: Config, mark: str, episode: Episode, description: str
+) -> bool:
+  """Store the episode of an ended session, unless it was stored before.
 
-  Attributes:
-    mark: the session's unique name in `Store.finished`, which prevents storing it
-      twice.
-    episode: the episode; `add_sessions` replaces its seed.
-    description: the text of the task.
-  """
-
-  mark: str
-  episode: Episode
-  description: str
-
-
-def add_sessions(
-  store: Store, config: Config, sessions: Sequence[ScoredSession]
-) -> int:
-  """Store the episodes of ended sessions, except of those that were stored before.
-
-  A task whose name is new gets its split here. An episode gets the first seed of
+  A task whose name is new gets its split here. The episode gets the first seed of
   `list_seeds` that its policy and task do not have yet.
 
+  Args:
+    mark: the session's unique name in `Store.finished`.
+    description: the text of the task.
+
   Returns:
-    The number of sessions that were stored now.
+    Whether it was stored now.
   """
-  new_sessions = [session for session in sessions if not store.finished(session.mark)]
-  episodes = []
-  keys_by_policy = {}
-  for session in new_sessions:
-    episode = session.episode
-    description = session.description
-    task = name_task(store, episode.task_id, description, config.env.max_steps)
-    keys = keys_by_policy.setdefault(episode.policy, store.keys(episode.policy))
-    for seed in list_seeds(config, episode.policy, task):
-      if (task.id, seed) not in keys:
-        break
-    keys.add((task.id, seed))
-    episodes.append(dataclasses.replace(episode, seed=seed))
-  store.add(*episodes, finished=[session.mark for session in new_sessions])
-  return len(new_sessions)
+  if store.finished(mark):
+    return False
+  task = name_task(store, episode.task_id, description, config.env.max_steps)
+  keys = store.keys(episode.policy)
+  for seed in list_seeds(config, episode.policy, task):
+    if (task.id, seed) not in keys:
+      break
+  store.add(dataclasses.replace(episode, seed=seed), finished=[mark])
+  return True
 
 
 def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:

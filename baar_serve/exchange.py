@@ -23,7 +23,7 @@ from baar_jax.router.view import list_remaining_caps
 from baar_jax.store import Store
 from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
-from baar_serve.episodes import ScoredSession, add_sessions
+from baar_serve.episodes import add_session
 from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
 from baar_serve.records import Purse, read_usage
@@ -42,8 +42,6 @@ from baar_serve.sessions import Sessions
 SOUND = re.compile('"type": "input_audio"|"data:audio/')
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
-# Seconds between two commits of what waits for room on the disk.
-WATCH_S = 10.0
 
 
 class Delivery:
@@ -386,15 +384,8 @@ class Exchange:
       usd_budget=cap.usd,
       lost_usd=self.sessions.lost_usd(main),
     )
-    ended = ScoredSession(mark, episode, main.state.description)
-    add_sessions(self._store, self._run_config, [ended])
+    text = main.state.description
+    add_session(self._store, self._run_config, mark, episode, text)
     self.sessions.finish(main, scored.score)
     for conversation in others:
       self.sessions.finish(conversation)
-
-  async def watch(self) -> None:
-    """Commit what waits for room on the disk, as long as the server runs."""
-    while True:
-      await asyncio.sleep(WATCH_S)
-      with contextlib.suppress(sqlite3.OperationalError):
-        self.sessions.commit()

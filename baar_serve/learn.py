@@ -35,7 +35,7 @@ from baar_serve.app import App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT
 from baar_serve.episodes import SPLIT_OF, name_task
-from baar_serve.plan import MIXES, Need, Plan, list_router_specs
+from baar_serve.plan import MIXES, Need, list_needs, list_router_specs
 
 AT_ONCE = 4  # The number of sessions that are played at the same time.
 # The keys of an agent that has none; the endpoint needs no key.
@@ -82,7 +82,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
       for name in names:
         name_task(run.store, name, "", run.config.env.max_steps)
       for _ in range(MIXES):
-        needs = Plan(run).list_needs(split)
+        needs = list_needs(run, split)
         if agent and needs:
           play_all(config, run, needs, agent)
       if split == "train":

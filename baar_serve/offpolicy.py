@@ -135,7 +135,7 @@ def estimate_means(sample: Sample, target_NxA: np.ndarray) -> Means:
 
 def read_sample(
   files: RouterFiles, store: Store, mixes: Mapping[str, Sequence[float]]
-) -> tuple[Sample, dict[PolicySpec, np.ndarray], np.ndarray]:
+) -> tuple[Sample, dict[PolicySpec, np.ndarray]]:
   """Read the sessions of random policies, and what a router decides in each of them.
 
   Tasks that the router has learned from are left out.
@@ -147,7 +147,7 @@ def read_sample(
       session draws one.
 
   Returns:
-    The sessions; target_NxA of each policy without a cap; and the ids of the tasks.
+    The sessions; and target_NxA of each policy without a cap.
 
   Raises:
     ValueError: there are no value heads, or no session.
@@ -183,7 +183,7 @@ def read_sample(
     value_N, advantage_NxA = estimate(heads, states.features_NxD, terms_NxT)
     targets[spec] = models[advantage_NxA.argmax(axis=1)]
     inputs += [value_N[:, None], advantage_NxA]
-  unique_ids, task_N = np.unique(ids, return_inverse=True)
+  _, task_N = np.unique(ids, return_inverse=True)
   sample = Sample(
     task_N,
     states.progress_NxP[:, 0],
@@ -192,7 +192,7 @@ def read_sample(
     np.stack([data.gain_N, data.cost_N], axis=1),
     np.hstack([*inputs, terms_NxT, states.features_NxD[:, :FACTS]]),
   )
-  return sample, targets, unique_ids
+  return sample, targets
 
 
 def list_mixes(config: Config) -> dict[str, Sequence[float]]:
@@ -215,14 +215,13 @@ def estimate_router(files: RouterFiles, directory: Path) -> Iterator[dict]:
     directory: the directory of the run with the sessions.
 
   Yields:
-    A row of the page, with 95 % intervals. `played_score` and `played_usd` are the
-    means of the router's own sessions, and nan unless it has played all tasks.
+    A row of the page, with 95 % intervals.
 
   Raises:
     ValueError: see `read_sample`; or the sessions are too few.
   """
   store = Store(directory / STORE)
-  sample, targets, ids = read_sample(files, store, list_mixes(read_run(directory)))
+  sample, targets = read_sample(files, store, list_mixes(read_run(directory)))
   for spec, target_NxA in targets.items():
     mean_RxV, size_S = estimate_means(sample, target_NxA)
     size = size_S[0]
@@ -234,9 +233,7 @@ def estimate_router(files: RouterFiles, directory: Path) -> Iterator[dict]:
     row = dict(policy=spec.key, sessions=(sample.place_N == 0).sum(), effective=size)
     row |= interval("score", mean_RxV[:, 0])
     row |= interval("usd", mean_RxV[:, 1])
-    played = store.table([spec.key]).groupby("task_id")[["score", "cost_usd"]]
-    played = played.mean().reindex(ids).mean(skipna=False)
-    yield row | dict(played_score=played.score, played_usd=played.cost_usd)
+    yield row
 
 
 def list_estimates(files: RouterFiles, directory: Path, minute: float) -> list[dict]:

@@ -7,7 +7,7 @@ compared with always-LARGE task by task.
 """
 
 import collections
-import itertools
+import random
 from typing import NamedTuple
 
 from baar_jax.config import Config
@@ -46,56 +46,47 @@ class Need(NamedTuple):
     return f"{rule}-{weight}-{hash_text(self.task.id)[:12]}-{self.trial}"
 
 
-class Plan:
-  """List what a run still needs; the run's stored sessions are its only state."""
+def list_needs(run: Run, split: str) -> list[Need]:
+  """List the next missing session of each task of a split and each policy.
 
-  def __init__(self, run: Run):
-    """Plan for a run."""
-    self._run = run
-    self._turns = itertools.count()
+  The run's stored sessions are the only state. A router is trained once, so training
+  tasks need nothing more after that.
+  """
+  specs = client_specs(run.config)
+  wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}
+  if split == "train" and has_router(run):
+    return []
+  if split == "train":
+    wanted[MIX] = specs[MIX.rule]
+  elif has_router(run):
+    for spec in list_router_specs(run.config).values():
+      if split == "dev" or spec.cost_weight == load_default(run.files()):
+        wanted[SelectedPolicy(ROUTER, spec.cost_weight)] = spec
+  needs = []
+  for selected, spec in wanted.items():
+    keys = run.store.keys(spec.key)
+    played = collections.Counter(task_id for task_id, _ in keys)
+    for task in run.store.tasks(split):
+      trial = played[task.id]
+      if trial < (MIXES if selected == MIX else 1):
+        needs.append(Need(task, selected, trial))
+  return needs
 
-  def list_needs(self, split: str) -> list[Need]:
-    """List the next missing session of each task of a split and each policy.
 
-    A router is trained once, so training tasks need nothing more after that.
-    """
-    run = self._run
-    specs = client_specs(run.config)
-    wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}
-    if split == "train" and has_router(run):
-      return []
-    if split == "train":
-      wanted[MIX] = specs[MIX.rule]
-    elif has_router(run):
-      for spec in list_router_specs(run.config).values():
-        if split == "dev" or spec.cost_weight == load_default(run.files()):
-          wanted[SelectedPolicy(ROUTER, spec.cost_weight)] = spec
-    needs = []
-    for selected, spec in wanted.items():
-      keys = run.store.keys(spec.key)
-      played = collections.Counter(task_id for task_id, _ in keys)
-      for task in run.store.tasks(split):
-        trial = played[task.id]
-        if trial < (MIXES if selected == MIX else 1):
-          needs.append(Need(task, selected, trial))
-    return needs
+def assign(run: Run, task_id: str) -> SelectedPolicy:
+  """Draw the policy for a new session from those that its task still needs.
 
-  def assign(self, task_id: str) -> SelectedPolicy:
-    """Return the policy for a new session: what its task still needs.
+  A task that needs nothing gets a random mix.
 
-    New sessions get its options in turns. A task that needs nothing gets a random mix.
-
-    Args:
-      task_id: the name of the task; a new name becomes a new task.
-    """
-    run = self._run
-    task = name_task(run.store, task_id, "", run.config.env.max_steps)
-    options = []
-    for need in self.list_needs(task.split):
-      if need.task.id == task_id:
-        options.append(need.selected)
-    options = options or [MIX]
-    return options[next(self._turns) % len(options)]
+  Args:
+    task_id: the name of the task; a new name becomes a new task.
+  """
+  task = name_task(run.store, task_id, "", run.config.env.max_steps)
+  options = []
+  for need in list_needs(run, task.split):
+    if need.task.id == task_id:
+      options.append(need.selected)
+  return random.choice(options or [MIX])
 
 
 def has_router(run: Run) -> bool:

@@ -301,7 +301,7 @@ class RoutedCall:
       self.book_reply()
       outcome = dataclasses.replace(explain(failure), message=message)
       refusal = self.refuse(outcome)
-      yield write_event(form.write_failure(refusal.error, refusal.status))
+      yield write_event(form.write_failure(refusal.error))
       return
     self.book_reply(meter)
     yield block

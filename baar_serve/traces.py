@@ -12,7 +12,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.jobs import BOUNDARIES, stratified_spec
 from baar_jax.run import Run
 from baar_serve.config import ServeConfig, open_run, run_command
-from baar_serve.episodes import ScoredSession, add_sessions
+from baar_serve.episodes import add_session
 from baar_serve.logs.read import DATE, read_logs
 from baar_serve.logs.record import LoggedCall
 
@@ -44,14 +44,15 @@ def store_file(config: ServeConfig, run: Run) -> None:
     )
   sessions = []
   for id_, calls in calls_by_session.items():
-    sessions.append(read_session(id_, calls, run.config))
-  new_count = add_sessions(run.store, run.config, sessions)
+    episode = read_session(id_, calls, run.config)
+    sessions.append((f"import {id_}", episode, calls[0].text))
+  new_count = sum(add_session(run.store, run.config, *found) for found in sessions)
   run.print(
     f"Imported {new_count} sessions; {len(sessions) - new_count} were already stored."
   )
 
 
-def read_session(id_: str, calls: list[LoggedCall], config: Config) -> ScoredSession:
+def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   """Read a recorded session as an episode.
 
   The dollars are computed from the tokens at the configuration's prices; missing tokens
@@ -93,8 +94,7 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> ScoredSes
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:
       spec = boundary
-  episode = Episode(task, spec.key, 0, steps, score, "done")
-  return ScoredSession(f"import {id_}", episode, calls[0].text)
+  return Episode(task, spec.key, 0, steps, score, "done")
 
 
 if __name__ == "__main__":

@@ -152,15 +152,6 @@ class ClientCall:
     self.place = len(self.history.actions)
     self.forecast: str | None = None
 
-  @functools.cached_property
-  def _authors(self) -> dict[str, int]:
-    """Return the model that wrote each part of the conversation's replies."""
-    authors = {}
-    for record in self.conversation.records if self.conversation else ():
-      for atom in record.atoms:
-        authors[atom] = record.step.model
-    return authors
-
   def write_steps(self) -> list[Step]:
     """Write the conversation's steps so far, with the texts of the history.
 
@@ -175,7 +166,10 @@ class ClientCall:
     Models sign or encrypt their reasoning, and no other model can read it.
     """
     entries = self.body[self.form.history]
-    authors = self._authors
+    authors = {}
+    for record in self.conversation.records if self.conversation else ():
+      for atom in record.atoms:
+        authors[atom] = record.step.model
     if {*authors.values()} <= {model} or not isinstance(entries, list):
       return self.body
     kept = []
@@ -292,14 +286,10 @@ class Upstream(Client):
     prompt = self._bound_prompt(call, request)
     most = form.find_limit(request) or config.max_reply_tokens
     is_ours = not most
-    least = LEAST_REPLY
-    thinking = request.get("thinking")
-    if isinstance(thinking, dict) and type(thinking.get("budget_tokens")) is int:
-      least += max(0, thinking["budget_tokens"])
     if not most:
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
-      most = int(min(self.limits.reply_tokens, max(least, room)))
-    least = min(least, most)
+      most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
+    least = min(LEAST_REPLY, most)
     return Prepared(
       request,
       least,

@@ -13,18 +13,6 @@ from baar_jax.llms.history import (
 from baar_jax.llms.provider import Endpoint
 from baar_serve.forms.wire import WireForm
 
-# Anthropic's names of errors by HTTP status; see also `Messages.write_error`.
-ERRORS = {
-  400: "invalid_request_error",
-  401: "authentication_error",
-  402: "billing_error",
-  403: "permission_error",
-  404: "not_found_error",
-  413: "request_too_large",
-  429: "rate_limit_error",
-  504: "timeout_error",
-  529: "overloaded_error",
-}
 THINKING = ("thinking", "redacted_thinking")
 
 
@@ -103,10 +91,9 @@ class Messages(WireForm):
       if delta.get("type") == "input_json_delta":
         block.setdefault("parts", []).append(delta["partial_json"])
 
-  def write_error(self, error: dict, status: int) -> dict:
+  def write_error(self, error: dict) -> dict:
     """Write the body of an error."""
-    usual = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": "error", "error": error | {"type": ERRORS.get(status, usual)}}
+    return {"type": "error", "error": error}
 
 
 FORM = Messages()

@@ -96,7 +96,7 @@ class Responses(WireForm):
       answer |= event.get("response") or {}
       answer["output"] = answer["output"] or items
 
-  def write_failure(self, error: dict, status: int) -> dict:
+  def write_failure(self, error: dict) -> dict:
     """Write the event of a stream that breaks off with an error."""
     return {**error, "type": "error", "sequence_number": 0, "error": error}
 
@@ -141,12 +141,11 @@ class Items:
     """
     given = body.get("input")
     earlier = body.pop("previous_response_id", None)
-    items = []
     if earlier:
-      items += self._find(client, earlier)
-      given = list_items(given)
+      given = [{"type": "item_reference", "id": earlier}, *list_items(given or [])]
     if not isinstance(given, list):
       return
+    items = []
     for item in given:
       if isinstance(item, dict) and item.get("type") == "item_reference":
         items.extend(self._find(client, item.get("id")))

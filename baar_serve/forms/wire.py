@@ -1,6 +1,6 @@
 """Define the protocol that all wire forms have in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from baar_jax.llms.history import Turn, check_objects, read_content
 from baar_jax.llms.provider import Endpoint
@@ -22,6 +22,10 @@ class WireForm:
     unpriced: fields of a request whose effect on the cost only the provider knows.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
+    read_entry: reads an entry of a request's messages; reasoning has no turn.
+    read_reply: reads the model's reply in a whole answer. Both raise ValueError if a
+      field has another type.
+    collect: adds an event of a stream to the whole answer that `read_reply` reads.
   """
 
   path: str
@@ -32,6 +36,9 @@ class WireForm:
   unpriced: tuple[str, ...] = ()
   counts_beside = False
   endings: tuple[str, ...]
+  read_entry: Callable[[Mapping], list[Turn]]
+  read_reply: Callable[[Mapping], Turn]
+  collect: Callable[[dict, Mapping], None]
 
   def list_headers(self, endpoint: Endpoint, key: str) -> dict[str, str]:
     """Make the request headers that carry the key.
@@ -91,42 +98,21 @@ class WireForm:
       turns.insert(0, Turn("system", read_content(body[self.system])))
     return turns
 
-  def read_entry(self, entry: Mapping) -> list[Turn]:
-    """Read an entry of a request's messages; reasoning has no turn.
-
-    Raises:
-      ValueError: a field has another type.
-    """
-    raise NotImplementedError
-
-  def read_reply(self, answer: Mapping) -> Turn:
-    """Read the model's reply in a whole answer.
-
-    Raises:
-      ValueError: the answer has another form.
-    """
-    raise NotImplementedError
-
-  def collect(self, answer: dict, event: Mapping) -> None:
-    """Add an event of a stream to the whole answer that `read_reply` reads."""
-    raise NotImplementedError
-
   def is_hidden(self, event: Mapping, body: Mapping) -> bool:
     """Tell whether the client has not asked for an event of its stream."""
     return False
 
-  def write_error(self, error: dict, status: int) -> dict:
+  def write_error(self, error: dict) -> dict:
     """Write the body of an error.
 
     Args:
       error: the error in OpenAI's form: message, type, code and further fields.
-      status: the HTTP status.
     """
     return {"error": error}
 
-  def write_failure(self, error: dict, status: int) -> dict:
+  def write_failure(self, error: dict) -> dict:
     """Write the event of a stream that breaks off with an error."""
-    return self.write_error(error, status)
+    return self.write_error(error)
 
 
 # Types of parts and names of fields that hold reasoning, and settings of reasoning.

@@ -4,13 +4,11 @@ Source: SWE-agent/mini-swe-agent, `save_traj`, `DefaultAgent.serialize`, the mod
 """
 
 from baar_jax.llms.history import read_message
-from baar_serve.forms import FORMS
 from baar_serve.logs.record import Calls, Entry, Log, write_calls
 
 
 def read(log: Log) -> Calls:
   """Read the calls of each trajectory; its file names the session."""
-  responses = FORMS["responses"]
   for record in log.load():
     entries = []
     for message in record["messages"]:
@@ -18,12 +16,7 @@ def read(log: Log) -> Calls:
       # With OpenAI's Responses, a reply is the whole answer.
       answer = extra.get("response") or message
       model = answer.get("model") or record["info"]["config"]["model"]["model_name"]
-      if message.get("object") == "response":
-        turn = responses.read_reply(message)
-      elif message.get("type"):
-        (turn,) = responses.read_entry(message)
-      else:
-        turn = read_message(message)
+      turn = read_message(message)
       at = extra.get("timestamp")
       entries.append(Entry(turn, model, at, answer.get("usage"), extra.get("cost")))
     yield from write_calls(str(log.path), record.get("instance_id"), entries)

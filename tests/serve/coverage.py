@@ -47,7 +47,7 @@ def main(directory, tasks, sessions, trials=TRIALS):
   count = specs["stratified"].plans[0].count
   play(run, specs["random"], None, range(trials))
   play(run, specs["stratified"], "reference", range(1, count + 1))
-  sample, targets, _ = read_sample(run.files(), run.store, mixes)
+  sample, targets = read_sample(run.files(), run.store, mixes)
   bounds = np.flatnonzero(sample.place_N == 0)[1:]
   rows_B = np.split(np.arange(len(sample.place_N)), bounds)
   task_B = np.array([sample.task_N[rows[0]] for rows in rows_B])

@@ -149,4 +149,4 @@ def test_other_routes_of_the_forms(open_client, upstream):
   assert client.http.head("/").status_code == 200
   upstream.fault = "429"
   error = client.post("/v1/messages", body).json()
-  assert error["type"] == "error" and error["error"]["type"] == "rate_limit_error"
+  assert error["type"] == "error" and error["error"]["code"] == "x"

@@ -110,11 +110,11 @@ def test_errors_are_read_and_written_in_the_form(path):
   error = load(path, "error.json")
   read = read_error(json.dumps(error))
   assert read._asdict() == {name: value or "" for name, value in expected.items()}
-  written = FORMS[path].write_error(dict(message="m", type="t", code="c"), 429)
+  written = FORMS[path].write_error(dict(message="m", type="t", code="c"))
   assert written["error"].keys() >= error["error"].keys() - {"param"}
   assert written.get("type") == error.get("type")
   last = list_events(load(path, "error_stream.txt"))[-1][1]
-  failure = FORMS[path].write_failure(dict(message="m", type="t", code="c"), 500)
+  failure = FORMS[path].write_failure(dict(message="m", type="t", code="c"))
   assert failure.get("type") == json.loads(last).get("type")
   assert failure["error"]["message"] == "m"
 

@@ -1,5 +1,6 @@
 """Test that one command plays an agent, trains, and goes on after it was killed."""
 
+import itertools
 import subprocess
 import sys
 
@@ -126,9 +127,20 @@ def test_what_cannot_be_scored_stops_the_command(
     learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
 
 
-def test_collect_gives_a_session_what_its_task_still_needs(open_client):
-  """Tasks a and c are for training, b is a validation task. The options of a task take
-  turns, what has a score is no option any more, and a session keeps its policy."""
+@pytest.fixture
+def turns(monkeypatch):
+  """Let the options of tasks take turns, instead of draws."""
+  turns = itertools.count()
+
+  def pick(options):
+    return options[next(turns) % len(options)]
+
+  monkeypatch.setattr("random.choice", pick)
+
+
+def test_collect_gives_a_session_what_its_task_still_needs(open_client, turns):
+  """Tasks a and c are for training, b is a validation task. What has a score is no
+  option any more, and a session keeps its policy."""
   client = open_client(policy="collect", record_text=True)
 
   def play(session, task):
@@ -147,7 +159,7 @@ def test_collect_gives_a_session_what_its_task_still_needs(open_client):
   assert client.run.store.tasks("train")[0].description == "go out"
 
 
-def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client):
+def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client, turns):
   client = open_client(policy="collect")
   body = {"model": "baar", "messages": ASK}
   names = []

@@ -9,7 +9,7 @@ from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_serve.episodes import ScoredSession, add_sessions, name_task
+from baar_serve.episodes import add_session, name_task
 
 
 @pytest.fixture
@@ -29,9 +29,8 @@ def run(tmp_path):
 def add(run, task_id, policy, text="do {}"):
   mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
   episode = tiny.episode(task_id, policy)
-  sessions = [ScoredSession(mark, episode, text.format(task_id))]
-  add_sessions(run.store, run.config, sessions)
-  assert add_sessions(run.store, run.config, sessions) == 0
+  session = (run.store, run.config, mark, episode, text.format(task_id))
+  assert [add_session(*session) for _ in range(2)] == [True, False]
 
 
 def test_a_task_stays_in_the_split_of_its_first_session(run):
