@@ -58,14 +58,14 @@ def serve(config: ServeConfig) -> None:
   ):
     address = f"http://{host}:{listener.getsockname()[1]}"
     run.print(f"Starting at {address}: opening and compiling the policies.")
-    policies = open_policies(config, run)
-    server = make_server(build(config, run, policies))
+    app = build(config, run)
+    server = make_server(app)
     # What is open now stays open. All calls would wait while Python looks for garbage
     # among it.
     gc.collect()
     gc.freeze()
     ready = f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
-    weight = policies[config.policy].spec.cost_weight
+    weight = app.desk.policies[NAME].cost_weight
     if weight is not None:
       ready += f" The model name {NAME} stands for {NAME}:cost_weight={weight:g}."
     run.print(ready)
@@ -185,15 +185,14 @@ def find_router_files(router: str, files: RouterFiles) -> RouterFiles:
   return files
 
 
-def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
+def build(config: ServeConfig, run: Run) -> App:
   """Build the web application.
 
   Args:
     run: the run that it records.
-    policies: the result of `open_policies`.
 
   Raises:
-    ValueError: a model's key, or the clients' key is missing.
+    ValueError: a router, a model's key, or the clients' key is missing.
   """
   keys = read_keys(Path(config.keys)) if config.keys else []
   if not keys and config.host not in LOCAL:
@@ -202,7 +201,7 @@ def build(config: ServeConfig, run: Run, policies: dict[str, Policy]) -> App:
       "--config.keys to a file of keys."
     )
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
-  exchange = Exchange(config, run.config, run.store, sessions, policies)
+  exchange = Exchange(config, run, sessions, open_policies(config, run))
   if (run.dir / FORECAST).exists():
     exchange.forecast_F = np.load(run.dir / FORECAST)
   app = App(exchange, keys)

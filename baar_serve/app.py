@@ -21,15 +21,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baar_jax.config import Dollars
-from baar_jax.llms.provider import Outcome
+from baar_jax.llms.history import bound_tokens
+from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.rollout.specs import Cap
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
 from baar_serve.forms import FORMS, chat_completions, messages, responses
-from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.forms.wire import WireForm
 from baar_serve.records import Purse
 from baar_serve.request import (
-  PASSED_HEADERS,
   ClientKey,
   ClientRequest,
   ListQuery,
@@ -110,10 +110,6 @@ class App(Starlette):
 
     super().__init__(routes=routes)
 
-  async def _read(self, request: Request) -> dict:
-    """Read the JSON body of a request."""
-    return await read_body(request, self.exchange.config.max_body_mb)
-
   def _guard(
     self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
   ) -> Callable[[Request], Awaitable[ASGIApp]]:
@@ -188,7 +184,7 @@ class App(Starlette):
       key,
       form,
       request.headers,
-      await self._read(request),
+      await read_body(request),
       request.path_params.get("session"),
       request.url.query,
     )
@@ -213,27 +209,14 @@ class App(Starlette):
     return Response(content, headers=headers, media_type="application/json")
 
   async def _count_tokens(self, request: Request, key: ClientKey) -> Response:
-    """Pass a request for a count of tokens on to a model. It costs nothing."""
-    body = await self._read(request)
-    # The cheapest model that offers the form, else SMALL, whose error tells the reason.
-    upstreams = self.exchange.upstreams
-    offering = (found for found in upstreams if found.offers(messages.FORM))
-    upstream = next(offering, upstreams[0])
-    answer = await upstream.send(
-      messages.FORM,
-      body | {"model": upstream.name},
-      upstream.config.timeout_s,
-      "messages/count_tokens",
-      pick_headers(request.headers, PASSED_HEADERS),
-    )
-    if isinstance(answer, Outcome):
-      raise upstream.refuse(answer, messages.FORM)
-    return JSONResponse(answer.fields)
+    """Estimate the tokens of a call of Messages. It costs nothing."""
+    tokens = bound_tokens(await read_body(request)) // CHARS_PER_TOKEN
+    return JSONResponse({"input_tokens": tokens})
 
   async def _score_session(self, request: Request, key: ClientKey) -> Response:
     """End a session's task with its score, and respond with its caps and dollars."""
     purse = self._find_purse(request, key)
-    self.exchange.score(purse, SessionScore.read(await self._read(request)))
+    self.exchange.score(purse, SessionScore.read(await read_body(request)))
     return JSONResponse(self.desk.describe(purse))
 
   async def _show_session(self, request: Request, key: ClientKey) -> Response:
@@ -246,11 +229,10 @@ class App(Starlette):
     Raises:
       Refusal: the client is no operator.
     """
-    if not key.operator:
-      raise Refusal(403, "Only an operator's key may change caps. Ask the operator.")
+    check_operator(key)
     purse = self._find_purse(request, key)
     old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
-    new = Caps.read(old | await self._read(request))
+    new = Caps.read(old | await read_body(request))
     self.exchange.sessions.change_caps(purse, Cap(new.max_large_calls, new.max_usd))
     await self.exchange.sessions.reach_disk()
     return JSONResponse(self.desk.describe(purse))
@@ -266,12 +248,12 @@ class App(Starlette):
     After MOST_SESSIONS, one more tells that there are older ones.
     """
     query = ListQuery.read(dict(request.query_params))
-    client = query.client if key.operator else key.name
+    client = find_client(request, key)
     condition = (
       "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
       "ORDER BY changed_s DESC LIMIT ?"
     )
-    values = (query.before_s, client or key.client, query.name, MOST_SESSIONS + 1)
+    values = (query.before_s, client, query.name, MOST_SESSIONS + 1)
     return self.exchange.sessions.list_purses(condition, *values)
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
@@ -302,8 +284,7 @@ class App(Starlette):
     Raises:
       Refusal: the client is no operator.
     """
-    if not key.operator:
-      raise Refusal(403, "Only an operator's key shows metrics. Ask the operator.")
+    check_operator(key)
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
     for model, outcome, count, usd in self.exchange.sessions.read(select):
       labels = (self.exchange.config.models.names[model], outcome)
@@ -326,7 +307,7 @@ class App(Starlette):
         estimates = await asyncio.to_thread(self.estimate, minute)
       fields = dict(
         estimates=estimates,
-        totals=self._list_totals(key.client, minute),
+        totals=self._list_totals(find_client(request, key), minute),
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
         older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
       )
@@ -344,13 +325,22 @@ class App(Starlette):
     Raises:
       Refusal: there is none.
     """
-    client = key.client
-    if key.operator:
-      client = request.query_params.get("client")
+    client = find_client(request, key)
     purse = self.exchange.sessions.find_purse(client, request.path_params["id"])
     if purse is None:
       raise Refusal(404, "No session has this id. Check the URL.", code="not_found")
     return purse
+
+
+def find_client(request: Request, key: ClientKey) -> str | None:
+  """Return the name of the client whose sessions are asked for; None is all."""
+  return request.query_params.get("client") if key.operator else key.name
+
+
+def check_operator(key: ClientKey) -> None:
+  """Refuse a client that is no operator."""
+  if not key.operator:
+    raise Refusal(403, "Only an operator's key may do this. Ask the operator.")
 
 
 def respond_error(refusal: Refusal, request: Request) -> Response:

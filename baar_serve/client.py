@@ -155,17 +155,15 @@ class Client:
     self,
     form: WireForm,
     request: Mapping,
-    limit_s: float,
-    path: str = "",
-    headers: Mapping[str, str] | None = None,
+    path: str,
+    headers: Mapping[str, str],
   ) -> Whole | Stream | Outcome:
     """Make one attempt at a call.
 
     Args:
       form: the wire form of the call.
       request: the request.
-      limit_s: seconds until the attempt times out.
-      path: the path below the base URL; "" is the form's.
+      path: the path below the base URL.
       headers: headers of the client that go on to the provider.
 
     Returns:
@@ -175,11 +173,10 @@ class Client:
     # The JSON text is pure ASCII: it escapes all other characters.
     content = json.dumps(request)
     own_headers = {"content-type": "application/json"} | self._headers[form.path]
-    own_headers |= headers or {}
     sent = self.http.build_request(
-      "POST", path or form.path, content=content, headers=own_headers
+      "POST", path, content=content, headers=own_headers | headers
     )
-    until_s = asyncio.get_running_loop().time() + limit_s
+    until_s = asyncio.get_running_loop().time() + self.config.timeout_s
     try:
       async with asyncio.timeout_at(until_s):
         response = await self.http.send(sent, stream=True)

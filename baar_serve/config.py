@@ -38,6 +38,7 @@ ALIASES = (
   ("claude-*", "baar"),
   ("gpt-*", "baar"),
 )
+SOME_FORMS = rf"^\s*(({'|'.join(FORMS)})\s*)+$"
 
 
 @section
@@ -51,7 +52,7 @@ class UpstreamsConfig(ModelsConfig):
   """
 
   kind: str = Field("chat", pattern="^chat$")
-  forms: tuple[str, ...] = (" ".join(FORMS),)
+  forms: tuple[Annotated[str, Field(pattern=SOME_FORMS)], ...] = (" ".join(FORMS),)
   context_tokens: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
 
   @validator
@@ -63,8 +64,6 @@ class UpstreamsConfig(ModelsConfig):
     require(is_valid, "context_tokens", "() or a value for each of the names")
     is_valid = len(self.forms) in (1, count)
     require(is_valid, "forms", "one value, or a value for each of the names")
-    is_known = FORMS.keys() >= {*" ".join(self.forms).split()}
-    require(is_known, "forms", f"some of {', '.join(FORMS)}")
     return self
 
 
@@ -93,12 +92,10 @@ class ServeConfig:
       needs them.
     aliases: Pairs of a pattern of model names that clients send, and the name that
       takes its place.
-    side_calls: Whether titles, summaries and the like go to SMALL and are no steps.
     outcome: Command with which `python -m baar_serve.learn` scores a session; it gets
       the session's name and the conversation's number, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
     max_sessions: Number of sessions for which the router's KV cache has room.
-    max_body_mb: Largest body of a client's request in MiB.
     traces: File or directory that `python -m baar_serve.traces` and
       `python -m baar_serve.report` read.
     scores: JSON file with the scores of these sessions, by the name of a session or a
@@ -122,11 +119,9 @@ class ServeConfig:
   max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES
-  side_calls: bool = True
   outcome: str = ""
   keys: str = ""
   max_sessions: int = positive(256, 100_000)
-  max_body_mb: float = positive(64.0, 1000)
   traces: str = ""
   scores: str = ""
   models: UpstreamsConfig = Field(default_factory=UpstreamsConfig)

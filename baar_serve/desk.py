@@ -13,7 +13,7 @@ from baar_jax.llms.provider import FAILED, PRESUMED
 from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
-from baar_serve.records import Conversation, Purse, State, read_usage
+from baar_serve.records import Conversation, Purse, State
 from baar_serve.request import (
   CallFields,
   ClientHistory,
@@ -247,7 +247,7 @@ class Desk:
     `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
     that offered tools.
     """
-    if request.body.get("tools") or not self._config.side_calls:
+    if request.body.get("tools"):
       return False
     if request.headers.get("user-agent", "").startswith(TOOL_AGENTS):
       return True
@@ -255,7 +255,7 @@ class Desk:
     open_ones = "purse = ? AND changed_s > 0"
     for conversation in self._sessions.list_conversations(open_ones, purse.id):
       records = conversation.records
-      if records and records[-1].has_tools and tokens < records[-1].bound_tokens:
+      if records and tokens < records[-1].bound_tokens:
         return True
     return False
 
@@ -299,7 +299,7 @@ class Desk:
     marks["failed"] = len(session["failures"])
     marks["in flight"] = session["in_flight"]
     score = None
-    conversation = dict(task_id="side calls", text="", program="")
+    conversation = dict(task_id="side calls", description="", program="")
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
@@ -310,7 +310,7 @@ class Desk:
     # The last one is the oldest, which has the session's task.
     return dict(
       session=purse.name,
-      task=conversation["text"] or conversation["task_id"],
+      task=conversation["description"] or conversation["task_id"],
       models=", ".join(f"{name} {count}" for name, count in models.items()),
       steps=models.total(),
       score=score,
@@ -370,17 +370,10 @@ class Desk:
       fields = dict(model=names[step.model], router=router, cost_usd=step.spent_usd)
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
-      steps.append(fields | vars(read_usage(step)))
-    state = conversation.state
-    return dict(
+      steps.append(fields | vars(step.calls[-1].usage))
+    return vars(conversation.state) | dict(
       id=conversation.id,
       name=conversation.name,
-      policy=state.policy,
-      task_id=state.task_id,
-      text=state.description,
-      began_s=state.began_s,
-      program=state.program,
-      is_foreign=state.is_foreign,
       score=conversation.score,
       steps=steps,
     )

@@ -13,20 +13,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 import numpy as np
 
-from baar_jax.config import Config
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
 from baar_jax.llms.history import hash_text
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
-from baar_jax.store import Store
+from baar_jax.run import Run
 from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session
 from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
-from baar_serve.records import Purse, read_usage
+from baar_serve.records import Purse
 from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
 from baar_serve.routed import (
   ADDED_S,
@@ -129,8 +128,7 @@ class Exchange:
   def __init__(
     self,
     config: ServeConfig,
-    run_config: Config,
-    store: Store,
+    run: Run,
     sessions: Sessions,
     policies: Mapping[str, Policy],
   ):
@@ -145,9 +143,8 @@ class Exchange:
       ValueError: a model has no price or no key.
     """
     self.config = config
-    self._run_config = run_config
+    self._run = run
     self.sessions = sessions
-    self._store = store
     models = config.models
     indices = range(len(models.names))
     self.upstreams = [Upstream(models, index) for index in indices]
@@ -305,14 +302,14 @@ class Exchange:
     ADDED_S.observe(time.monotonic() - call.start_s)
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
-    return RoutedCall(call, self.budgets, step, decision, *shadows)
+    return RoutedCall(call, self.budgets, step, *shadows)
 
   def _forecast(self, call: ClientCall) -> str:
     """Forecast from the texts of a call whether its conversation will succeed."""
     facts = Facts()
     for step in call.write_steps():
       if step.calls:
-        usage = read_usage(step)
+        usage = step.calls[-1].usage
         facts.add(step.observation, step.action, usage, step.spent_usd)
     return f"{forecast(facts.list(), self.forecast_F):.2f}"
 
@@ -326,8 +323,8 @@ class Exchange:
     # its name gets the same ones.
     purse = conversation.purse
     id_ = f"{purse.client}/{purse.name}/{conversation.state.opening}"
-    task = Task(id_, "test", history.task, self._run_config.env.max_steps)
-    trial = random.Random(id_).randint(1, self._run_config.references.samples)
+    task = Task(id_, "test", history.task, self._run.config.env.max_steps)
+    trial = random.Random(id_).randint(1, self._run.config.references.samples)
     return Live(
       Job(task, "reference", trial),
       purse.cap,
@@ -385,7 +382,7 @@ class Exchange:
       lost_usd=self.sessions.lost_usd(main),
     )
     text = main.state.description
-    add_session(self._store, self._run_config, mark, episode, text)
+    add_session(self._run.store, self._run.config, mark, episode, text)
     self.sessions.finish(main, scored.score)
     for conversation in others:
       self.sessions.finish(conversation)

@@ -30,7 +30,7 @@ from baar_jax.rollout.jobs import ALWAYS_LARGE, BOUNDARIES
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.store import require_file
-from baar_serve.__main__ import build, make_server, open_policies
+from baar_serve.__main__ import build, make_server
 from baar_serve.app import App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT
@@ -178,7 +178,7 @@ def play_all(config: ServeConfig, run: Run, needs: Sequence[Need], agent: str) -
   Raises:
     ValueError: a session cannot be scored, or the next one could exceed the dollars.
   """
-  app = build(config, run, open_policies(config, run))
+  app = build(config, run)
   rename = "UPDATE purses SET name = name || '-stopped-' || id WHERE name = ?"
   for need in needs:
     app.exchange.sessions.commit((rename, (need.session,)))

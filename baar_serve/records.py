@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
-from baar_jax.episode import Step, Usage
+from baar_jax.episode import Step
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
 
@@ -54,8 +54,8 @@ class Record:
     place: the number of replies in the call's history.
     cache: what the call left in its model's prompt cache; None if that is unknown.
     atoms: hashes of the reply; see `hash_turn`.
-    bound_tokens: an upper bound on the prompt tokens of the call.
-    has_tools: whether the call offered tools.
+    bound_tokens: an upper bound on the prompt tokens of a call that offered tools; 0 of
+      another one.
     number: the number of the attempt that completed the step.
     shadow: the model that the router would have chosen; None if it was not asked.
   """
@@ -65,7 +65,6 @@ class Record:
   cache: Cache | None
   atoms: list[str]
   bound_tokens: int = 0
-  has_tools: bool = False
   number: int = 0
   shadow: int | None = None
 
@@ -223,8 +222,3 @@ class Attempt:
   worst_case_usd: float
   number: int
   reservations: list[tuple[DollarBudget, object]]
-
-
-def read_usage(step: Step) -> Usage:
-  """Return the usage of a step's reply, the last call of the model that acted."""
-  return [call for call in step.calls if call.model == step.model][-1].usage

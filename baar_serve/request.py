@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.config import Dollars, Share
+from baar_jax.flags import explain
 from baar_jax.llms.history import SURROUNDINGS, History, Turn, hash_text, read_turns
 from baar_jax.llms.usage import read_json
 from baar_serve.forms.chat_completions import FORM
@@ -29,6 +30,8 @@ Id = Annotated[
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
 # Seconds within which a request's body must arrive.
 BODY_S = 60.0
+# The most bytes of a request's body.
+MOST_BYTES = 64 * 2**20
 # Headers of a client that go on to the upstream model.
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
 # Headers in which clients name their session, after the two of this program.
@@ -115,9 +118,7 @@ class StrictRecord(BaseModel):
     try:
       return cls.model_validate(fields)
     except ValidationError as error:
-      problem = error.errors(include_input=False)[0]
-      place = ".".join(map(str, problem["loc"]))
-      raise Refusal(400, f"Correct the field {place}: {problem['msg']}") from None
+      raise Refusal(400, f"Correct {explain(error, 'field')}") from None
 
 
 SESSION = "the session's name"
@@ -188,11 +189,6 @@ class ClientKey(StrictRecord):
   max_large_calls: int | None = Field(None, ge=0)
   name: str = ""
 
-  @property
-  def client(self) -> str | None:
-    """Return the name of the client whose sessions this key shows; None shows all."""
-    return None if self.operator else self.name
-
 
 class SessionScore(StrictRecord):
   """The score and the task's name, which a client sends to end a session.
@@ -210,21 +206,16 @@ class ListQuery(StrictRecord):
   """The filters of a list of sessions.
 
   Attributes:
-    client: the name of a client's key; "" is all.
     name: a part of the session's name.
     before_s: only sessions that changed before this time, in seconds since 1970.
   """
 
-  client: str = ""
   name: str = ""
   before_s: float = Field(1e12, strict=False)
 
 
-async def read_body(request: Request, limit_mb: float) -> dict:
+async def read_body(request: Request) -> dict:
   """Read a request's body, which must be a JSON object.
-
-  Args:
-    limit_mb: the largest body, in MiB.
 
   Raises:
     Refusal: the body is not declared as JSON, is too large, or is no JSON object.
@@ -238,12 +229,8 @@ async def read_body(request: Request, limit_mb: float) -> dict:
     async with asyncio.timeout(BODY_S):
       async for chunk in request.stream():
         body += chunk
-        if len(body) > limit_mb * 2**20:
-          raise Refusal(
-            413,
-            f"The body exceeds --config.max_body_mb={limit_mb:g}. "
-            "Send a smaller body, or raise this limit.",
-          )
+        if len(body) > MOST_BYTES:
+          raise Refusal(413, "The body is too large. Send a smaller one.")
   except TimeoutError:
     raise Refusal(
       408, f"The body took longer than {BODY_S:g} seconds. Send the call again."

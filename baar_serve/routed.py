@@ -21,7 +21,6 @@ from baar_jax.llms.provider import (
   backoff_s,
   explain,
 )
-from baar_jax.rollout.specs import Decision
 from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
@@ -85,7 +84,9 @@ class Budgets:
         "Use another form (--config.models.forms).",
       )
     fitting = [model for model in offering if call.prepared[model].fits_window]
-    offering = fitting or [max(offering, key=self.window_tokens)]
+    offering = fitting or [
+      max(offering, key=lambda model: self.upstreams[model].limits.context_tokens)
+    ]
     needed_usd = min(
       call.prepared[model].offer(0.0).worst_case_usd for model in offering
     )
@@ -132,10 +133,6 @@ class Budgets:
       needed_usd=needed_usd,
     )
 
-  def window_tokens(self, model: int) -> float:
-    """Return the tokens of a model's window."""
-    return self.upstreams[model].limits.context_tokens
-
 
 @dataclasses.dataclass(eq=False)
 class RoutedCall:
@@ -143,7 +140,6 @@ class RoutedCall:
 
   Attributes:
     step: the conversation's next step; `step.model` is the chosen model.
-    decision: the decision of the conversation's policy.
     shadow: the model that the router would have chosen; None without
       `--config.shadow`.
     last_attempt: the newest attempt; None before the first.
@@ -154,7 +150,6 @@ class RoutedCall:
   call: ClientCall
   budgets: Budgets
   step: Step
-  decision: Decision
   shadow: int | None = None
   last_attempt: Attempt | None = None
   usd: float | None = None
@@ -179,7 +174,6 @@ class RoutedCall:
     values = {
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
-      "known": self.decision.known,
     }
     return self.call.headers | write_headers(values)
 
@@ -217,8 +211,8 @@ class RoutedCall:
   async def ask(self, retries: int) -> Whole | Stream:
     """Repeat the attempts at a call until one succeeds.
 
-    After an answer the reservation stays until `book_reply` settles its cost. If an
-    exception ends an attempt, the attempt is booked at its worst case.
+    The reservation of the last attempt stays until `book_reply` settles its cost, also
+    after an exception.
 
     Args:
       retries: the number of attempts after the first one.
@@ -234,25 +228,16 @@ class RoutedCall:
       except BaseException:
         self.end(FAILED)  # Nothing was sent.
         raise
-      try:
-        answer = await self.upstream.attempt(self.call, self.offer)
-      except BaseException:
-        # The upstream may bill an attempt that was cancelled, so the purse must pay for
-        # it.
-        self.end(PRESUMED)
-        raise
+      # The caller books an attempt that is cancelled, because it may be billed.
+      answer = await self.upstream.attempt(self.call, self.offer)
       if not isinstance(answer, Outcome):
         return answer
       self.end(answer.kind)
       if answer.fatal or answer.hopeless or number == retries:
-        raise self.refuse(answer)
+        raise self.upstream.refuse(answer)
       await asyncio.sleep(answer.wait_s + backoff_s(number))
       await self.renew(answer)
       number += 1
-
-  def refuse(self, outcome: Outcome) -> Refusal:
-    """Make the error answer for a client after the last attempt has failed."""
-    return self.upstream.refuse(outcome, self.call.form)
 
   async def renew(self, outcome: Outcome) -> None:
     """Find out what the next attempt at the model may cost.
@@ -271,7 +256,7 @@ class RoutedCall:
       if is_open and self.step.model in models:
         return
     # The attempts have spent the budget. Their failure is the cause.
-    raise self.refuse(outcome)
+    raise self.upstream.refuse(outcome)
 
   async def relay(self, stream: Stream) -> AsyncIterator[bytes]:
     """Yield the events of a stream as they come, and book the reply's cost.
@@ -293,14 +278,12 @@ class RoutedCall:
             form.collect(self.answer, event)
           if kind in form.endings:
             break
-          if data and not event:
-            raise ConnectionError("the stream has an event that is not a JSON object")
           if not form.is_hidden(event, self.call.body):
             yield block
     except LOST as failure:
       self.book_reply()
       outcome = dataclasses.replace(explain(failure), message=message)
-      refusal = self.refuse(outcome)
+      refusal = self.upstream.refuse(outcome)
       yield write_event(form.write_failure(refusal.error))
       return
     self.book_reply(meter)
@@ -344,8 +327,7 @@ class RoutedCall:
         call.place,
         cache,
         atoms,
-        call.bound_tokens,
-        call.has_tools,
+        call.bound_tokens * bool(call.body.get("tools")),
         shadow=self.shadow,
       )
     self.end(outcome, billed, record)

@@ -257,10 +257,10 @@ class Sessions:
 
   def unspent_usd(self, purse: Purse) -> float:
     """Return what a call of a purse might cost if no attempt were in flight."""
-    limits = [math.inf]
+    limits = []
     for budget in self._budgets(purse):
-      if budget.limit_usd is not None:
-        limits.append(budget.limit_usd - budget.settled_usd)
+      limit_usd = math.inf if budget.limit_usd is None else budget.limit_usd
+      limits.append(limit_usd - budget.settled_usd)
     return min(limits)
 
   def room_usd(self, purse: Purse) -> float:
@@ -340,7 +340,6 @@ class Sessions:
     usd = 0.0
     if call is not None:
       step.calls.append(call)
-      step.calls.sort(key=lambda call: call.model != step.model)
       usd = call.cost_usd
     update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
     self._late.append((update, (kind, usd, attempt.number)))

@@ -53,10 +53,9 @@ FAMILIES = {
   r"gpt-(3\.5-turbo|4-turbo|4-\d+-preview)": ("cl100k", 4096),
   r"gpt-(3\.5|4)": ("cl100k", 0),
   r"\bo[134]\b": ("o200k", 100_000),
-  r"claude-3": ("claude", 0),
   r"claude-\w+-4[-.]6": ("claude", 128_000),
   r"claude-\w+-4[-.]5": ("claude", 64_000),
-  r"claude-\w+-4(?![-.][7-9])": ("claude", 0),
+  r"claude-(3|\w+-4(?![-.][7-9]))": ("claude", 0),
   r"claude-\w+-[45]": ("", 128_000),
   r"gemini-2\.5-(pro|flash)(-lite)?$": ("gemini", 65_536),
   r"gemini-[12]": ("gemini", 0),
@@ -148,7 +147,6 @@ class ClientCall:
     self.prepared: list[Prepared] = []
     self.offers: list[Offer] = []
     self.prefix: tuple[int, str] | None = None
-    self.has_tools = bool(self.body.get("tools"))
     self.place = len(self.history.actions)
     self.forecast: str | None = None
 
@@ -354,7 +352,6 @@ class Upstream(Client):
     send = functools.partial(
       self.send,
       call.form,
-      limit_s=self.config.timeout_s,
       path=path,
       headers=pick_headers(call.request.headers, PASSED_HEADERS),
     )
@@ -377,7 +374,7 @@ class Upstream(Client):
         answer = UNREADABLE
     return answer
 
-  def refuse(self, outcome: Outcome, form: WireForm) -> Refusal:
+  def refuse(self, outcome: Outcome) -> Refusal:
     """Make the error answer for a client after a failed attempt at this model."""
     # This server follows no redirects. A redirect (3xx) by the model's endpoint is
     # therefore reported as a bad gateway.
@@ -387,11 +384,6 @@ class Upstream(Client):
       or f"The model {self.name} {outcome.problem}. Send the call again. "
       "If this error repeats, check --config.models of this server."
     )
-    if status == 404:
-      message += (
-        f". If the endpoint of {self.name} does not offer {form.path}, name the forms "
-        "that it offers in --config.models.forms of this server."
-      )
     if outcome.is_overflow and self.limits.context_tokens == math.inf:
       message += (
         f". Set --config.models.context_tokens of this server to the window of "

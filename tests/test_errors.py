@@ -46,7 +46,6 @@ SEEN = {
 ELSEWHERE = {
   "adapter.oracle",
   "adapter.start",
-  "app._change_session",
   "app._check_client",
   "app._find_purse",
   "app.answer",

@@ -11,9 +11,7 @@ from baar_jax.llms.history import (
   read_content,
 )
 from baar_jax.llms.provider import Endpoint
-from baar_serve.forms.wire import WireForm
-
-THINKING = ("thinking", "redacted_thinking")
+from baar_serve.forms.wire import REASONING_TYPES, WireForm
 
 
 def read_blocks(role: str, content: object) -> list[Turn]:
@@ -34,7 +32,7 @@ def read_blocks(role: str, content: object) -> list[Turn]:
     elif kind in ("tool_use", "server_tool_use"):
       arguments = json.dumps(block.get("input"))
       calls.append(ToolCall(check_text(block.get("name")), arguments))
-    elif kind not in THINKING:
+    elif kind not in REASONING_TYPES:
       rest.append(block)
   if rest or calls or not turns:
     turns.append(Turn(role, read_content(rest), tuple(calls)))

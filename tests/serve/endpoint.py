@@ -5,7 +5,7 @@ import hashlib
 from starlette.testclient import TestClient
 
 from baar_jax.rollout.specs import Decision
-from baar_serve.__main__ import build, open_policies
+from baar_serve.__main__ import build
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import ClientKey, ClientRequest
@@ -45,7 +45,7 @@ class Client:
       **{"policy": "small", "max_reply_tokens": TOKENS} | settings,
     )
     self.run = open_run(self.config)
-    app = build(self.config, self.run, open_policies(self.config, self.run))
+    app = build(self.config, self.run)
     self.http = TestClient(app, "http://127.0.0.1")
 
   def __enter__(self):

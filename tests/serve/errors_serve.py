@@ -79,7 +79,7 @@ def read_late(tmp: Path) -> None:
   request = make_request()
   request._receive = lambda: asyncio.sleep(1)
   with mock.patch("baar_serve.request.BODY_S", 0.01):
-    asyncio.run(read_body(request, 0.5))
+    asyncio.run(read_body(request))
 
 
 def read_messages(tmp: Path, value: object, path: str) -> None:
@@ -149,7 +149,7 @@ def decide_alone(**arguments: float) -> None:
 
 CASES = [
   (
-    "Only an operator's key shows metrics. Ask the operator.",
+    "Only an operator's key may do this. Ask the operator.",
     handle_request(App._show_metrics),
   ),
   (
@@ -215,7 +215,7 @@ CASES = [
     "--config.models.forms=('messages','messages','messages')",
   ),
   (
-    "--config.models.forms must be some of chat/completions, messages, responses",
+    "--config.models.forms.0: String should match pattern ...messages...",
     command,
     "--config.models.forms=('messages chat',)",
   ),
@@ -242,17 +242,11 @@ CASES = [
     "left_usd or left_large_calls is negative. Pass 0 or more.",
     lambda tmp: decide_alone(left_usd=-1.0),
   ),
-  ("The score is 2. Pass a number in [0, 1].", lambda tmp: decide_alone(score=2)),
-]
-CASES += [
   (
     "The model small ... Send the call again. ... check --config.models of this server.",
-    case,
-  )
-  for case in (
     use_app(score_before_the_retry),
-    handle_request(App._count_tokens),
-  )
+  ),
+  ("The score is 2. Pass a number in [0, 1].", lambda tmp: decide_alone(score=2)),
 ]
 # Rows: the path of a wire form, its messages, and the problem.
 WRONG = [

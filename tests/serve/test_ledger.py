@@ -1,13 +1,10 @@
-"""Test what the ledger of attempts has on disk, and the calls of a step."""
+"""Test what the ledger of attempts has on disk."""
 
 import asyncio
 
-from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms.ledger import open_calls
-from baar_jax.llms.provider import REPLY
 from baar_jax.rollout.specs import Cap
 from baar_serve import sessions as ledger
-from baar_serve.records import read_usage
 from baar_serve.sessions import Sessions
 
 
@@ -33,16 +30,3 @@ def test_one_wait_for_the_disk_serves_all_earlier_commits(tmp_path, monkeypatch)
 
   asyncio.run(open_three())
   assert len(waits) == 2
-
-
-def test_the_calls_of_the_model_that_acted_come_first(tmp_path):
-  """As in a run: LARGE acted, after one failed attempt at it and one at SMALL."""
-  sessions = Sessions(tmp_path / "a.sqlite", None)
-  purse = sessions.open_purse("", "s", Cap(usd=9.0))
-  step = Step("", 0, "")
-  for model, tokens in ((0, 1), (1, 2), (1, 3)):
-    step.model = model
-    attempt = sessions.begin(purse, None, step, 1.0)
-    sessions.end(attempt, REPLY, Call(model, Usage(9, 0, tokens), 0.25))
-  assert [call.usage.completion_tokens for call in step.calls] == [2, 3, 1]
-  assert read_usage(step) == Usage(9, 0, 3)
