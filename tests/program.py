@@ -7,11 +7,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
-from pathlib import Path
 
 import tiny
 
-ROOT = Path(__file__).parents[1]
 # Compiling with optimisation would take longer than the compiled code runs.
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -31,7 +29,7 @@ def start(runs, *flags, config="sandbox.py"):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    cwd=ROOT,
+    cwd=tiny.ROOT,
   )
 
 

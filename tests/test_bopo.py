@@ -48,16 +48,14 @@ OF_THE_MEAN = [-0.58882, 0.93519, 0.79664, -1.14300, 0.0, 0.0]
 
 # Sums of A: -3.74078 and -10, or 0; sums of A^2: 6.66086 and 50, or 3.16237. Of the groups none has
 # an advantage above 0 if there is a reference. Without one the first has, and the second is all 0.
-SUMMARY_GUIDED = {
-  "clipped_groups": 1,
-  "nonpositive_share": 1.0,
-  "offset_share": pytest.approx((3.74078**2 / 4 + 10**2 / 2) / 56.66086, abs=1e-5),
-}
-SUMMARY_OF_THE_MEAN = {
-  "clipped_groups": 0,
-  "nonpositive_share": 0.5,
-  "offset_share": pytest.approx(0.0, abs=1e-9),
-}
+SUMMARY_GUIDED = dict(
+  clipped_groups=1,
+  nonpositive_share=1.0,
+  offset_share=pytest.approx((3.74078**2 / 4 + 10**2 / 2) / 56.66086, abs=1e-5),
+)
+SUMMARY_OF_THE_MEAN = dict(
+  clipped_groups=0, nonpositive_share=0.5, offset_share=pytest.approx(0.0, abs=1e-9)
+)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +69,14 @@ def test_advantages_of_two_groups_by_hand(guided, expected, summary):
   kept, adv_B = zip(*rated)
   assert kept == (*GROUP, *FAILED)
   assert adv_B == pytest.approx(expected, abs=1e-4)
-  assert metrics == summary | {
-    "reward": pytest.approx(2.125 / 6),
-    "success": pytest.approx(2 / 6),
-    "cost_usd": pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6),
+  assert metrics == summary | dict(
+    reward=pytest.approx(2.125 / 6),
+    success=pytest.approx(2 / 6),
+    cost_usd=pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6),
     # LARGE calls: 1, 1, 4, 1 and none; steps: 2, 2, 4, 2 and 3, 3
-    "large_share": pytest.approx(7 / 16),
-    "mixed_share": 0.5,
-  }
+    large_share=pytest.approx(7 / 16),
+    mixed_share=0.5,
+  )
 
 
 def test_a_group_of_equal_rewards_has_no_offset():

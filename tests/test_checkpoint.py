@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from states import restore, save, state
+from tiny import ROOT
 
 # A program that saves an update. A limit of the size of files stands for a full disk.
 # Only the error's text is printed.
@@ -64,7 +65,7 @@ def test_a_full_disk_is_an_error_of_one_line(whole, tmp_path):
   directory = shutil.copytree(whole, tmp_path / "sft")
   ended = subprocess.run(
     [sys.executable, "-c", SAVE, directory],
-    cwd=Path(__file__).parents[1],
+    cwd=ROOT,
     # Cut programs must not get into the cache that all tests share.
     env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"},
     stderr=subprocess.PIPE,

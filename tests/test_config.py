@@ -5,7 +5,6 @@ import importlib
 import json
 import math
 import operator
-from pathlib import Path
 
 import pytest
 import tiny
@@ -25,9 +24,7 @@ from configs import quickstart
 from configs.reproduce import SETTINGS
 from main import validate
 
-CONFIGS = sorted(
-  path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py")
-)
+CONFIGS = sorted(path.stem for path in (tiny.ROOT / "configs").glob("*.py"))
 CONFIGS += [
   "alfworld-paper",
   "appworld-paper",

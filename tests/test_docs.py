@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny import ROOT
 
 import main
 from baar_jax.config import Config
 from baar_serve.config import ServeConfig
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("baar_jax", "baar_serve", "configs", "docs", "examples", "tests", "tools")
 README = ROOT / "README.md"
 PAGE_FILES = [

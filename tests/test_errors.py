@@ -20,8 +20,8 @@ from types import FrameType
 from typing import NamedTuple
 
 import pytest
+from tiny import ROOT
 
-ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "main.py"]
 for folder in ("baar_jax", "baar_serve"):
   FILES += (ROOT / folder).rglob("*.py")

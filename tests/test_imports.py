@@ -11,12 +11,12 @@ import typing
 from pathlib import Path
 
 import pytest
+from tiny import ROOT
 
 from baar_jax.config import Config
 from baar_jax.rollout.jobs import Source
 from baar_jax.run import Run
 
-ROOT = Path(__file__).parents[1]
 CORE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
 LAYERS = [

@@ -101,7 +101,7 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
     whole = path.read_bytes()
     arrays = dict(np.load(path))
     first = arrays["arr_0"]
-    contents = [whole[:-100]]
+    contents = [b"", whole[:-100]]
     for changes in (
       {"arr_0": first * np.nan},
       {"arr_0": np.array([{}])},  # a pickled object
@@ -123,10 +123,7 @@ def test_the_default_weight_is_the_smallest_unless_it_is_stored(tmp_path):
   open.save_default(files, 0.1)
   assert open.load_default(files) == 0.1
   path = tmp_path / "checkpoints/value/default.npz"
-  for arrays in ([], [np.nan], [0.1, 0.2], ["a"], [[0.1, 0.2]]):
+  for arrays in ([], [np.nan], ["a"], [[0.1, 0.2]]):
     np.savez(path, *arrays)
     with pytest.raises(ValueError, match="default.npz .* damaged .*--stage=evaluate"):
       open.load_default(files)
-  path.write_bytes(b"")
-  with pytest.raises(ValueError, match="default.npz .* damaged"):
-    open.load_default(files)

@@ -1,7 +1,6 @@
 """Test environments in one file: examples/corridor.py, and faulty ones."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import tiny
@@ -13,12 +12,10 @@ from baar_jax.envs.process import open_envs
 from baar_jax.run import Run
 from baar_jax.store import Store
 
-CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
-
 
 def test_the_command_line_runs_the_example(tmp_path):
   flags = tiny.flags(tmp_path, "--stage=profile", "--config.env.max_steps=12")
-  command(tmp_path, f"--config={CORRIDOR}", *flags)
+  command(tmp_path, f"--config={tiny.ROOT}/examples/corridor.py", *flags)
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])
   assert table.groupby("policy").success.sum()["always-large"] > 0

@@ -7,19 +7,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import pytest
-from tiny import SIZES
+from tiny import ROOT, SIZES
 
 from baar_jax.envs import process
 from baar_jax.envs.base import EnvDied, Oracle
 from baar_jax.envs.process import Recall, open_envs
 from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import Task
-
-ROOT = Path(__file__).parents[1]
 
 
 def family(pid: int) -> list[psutil.Process]:

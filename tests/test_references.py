@@ -54,7 +54,7 @@ def test_a_normalised_dollar_is_the_mean_of_large():
   assert references.mean_large_usd(profiles) == 3.0
 
 
-def profiles_of(outcomes):
+def profiles_of(**outcomes):
   """Profiles from marks of SMALL's and of LARGE's trials by task, such as "110 011"."""
   episodes = []
   for task_id, marks in outcomes.items():
@@ -66,24 +66,20 @@ def profiles_of(outcomes):
 # Of four trials, and of the first three: easy twice; intractable, then hard; hard, then easy; hard
 # twice; too few, and hard.
 BASE = profiles_of(
-  {
-    "always": "1111 0000",
-    "late": "0111 0001",
-    "early": "1110 0001",
-    "helped": "0000 1111",
-    "short": "000 111",
-  }
+  always="1111 0000",
+  late="0111 0001",
+  early="1110 0001",
+  helped="0000 1111",
+  short="000 111",
 )
 # Of two new trials: hard, hard, intractable, hard, hard, and of a task without a base.
 NEW = profiles_of(
-  {
-    "always": "01 01",
-    "late": "00 11",
-    "early": "00 00",
-    "helped": "00 01",
-    "short": "00 11",
-    "strange": "00 11",
-  }
+  always="01 01",
+  late="00 11",
+  early="00 00",
+  helped="00 01",
+  short="00 11",
+  strange="00 11",
 )
 
 
@@ -110,7 +106,7 @@ def test_robustness_compares_new_trials_else_nested_ones(
 
 
 def test_tasks_without_a_profile_are_left_out():
-  profiles = profiles_of({"h": "0 1", "e": "1 0"})
+  profiles = profiles_of(h="0 1", e="1 0")
   tasks = [Task(name, "train", "", 9) for name in ("lost", "h", "e")]
   assert references.split_by_profile(tasks, profiles) == (tasks[1:2], tasks[2:])
 

@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import program
 import pytest
 import tiny
 from absl import flags
@@ -20,7 +20,6 @@ from baar_jax.llms import provider
 from baar_jax.llms.ledger import read_spent
 from tools import qwen2_checkpoint as hf
 
-ROOT = Path(__file__).parents[1]
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")
 TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
@@ -43,8 +42,8 @@ def arguments(runs, server, stage="all", file="sandbox.py", **settings) -> list[
   options = [
     f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()
   ]
-  config = f"--config={ROOT / 'configs' / file}"
-  return ["main.py", config, f"--stage={stage}", *tiny.flags(runs, *options)]
+  flags = tiny.flags(runs, *options)
+  return ["main.py", f"--config={file}", f"--stage={stage}", *flags]
 
 
 def run(*given, **settings) -> int:
@@ -126,11 +125,11 @@ def test_the_papers_setting_runs_with_a_text_router(tmp_path):
   spent = read_spent(tmp_path / "tiny", 2)
   assert spent.at_most_usd == pytest.approx(billed(server))
   assert cost_usd > spent_usd > 0
-  lines = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
+  lines = program.metrics(tmp_path).splitlines()
   ratios = [json.loads(line).get("max_log_ratio", 0) for line in lines]
   assert 0 < max(ratios) < 1
-  results = json.loads((tmp_path / "tiny" / "report" / "results.json").read_text())
-  families = {row["family"] for row in results["hard_budget"]}
+  rows = program.results(tmp_path)["hard_budget"]
+  families = {row["family"] for row in rows}
   assert {"BoPO, λ 0.3", "BoPO, λ 0.9"} <= families
   ablated = (
     "SELECT count(DISTINCT policy) FROM episodes WHERE policy LIKE 'no-ref%0.9%'"
@@ -156,15 +155,13 @@ def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
     given = arguments(tmp_path, server, "profile", env__live_per_process=4)
     while code == -signal.SIGKILL:
       goal = len(server.seen) + draw.randrange(10, 30)
-      process = subprocess.Popen([sys.executable, *given], cwd=ROOT)
+      process = subprocess.Popen([sys.executable, *given], cwd=tiny.ROOT)
       while process.poll() is None and len(server.seen) < goal:
         time.sleep(draw.random() / 500)
       process.kill()
       code = process.wait()
       kills += code == -signal.SIGKILL
-      stored = dict(
-        query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes")
-      )
+      stored = program.rows(tmp_path)
       assert kept.items() <= stored.items()
       kept = stored
     assert (

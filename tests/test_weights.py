@@ -25,16 +25,11 @@ SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
 UNTIED = SHAPE | {"tie_word_embeddings": False}
 
 
-@pytest.fixture
-def adopt(tmp_path):
-  """Return a function that makes a run's view for a directory of weights."""
-
-  def make(directory):
-    adopt_tokenizer(directory, tmp_path / "tokenizer")
-    config = dataclasses.replace(ROUTER, weights=str(directory))
-    return View(config, read_tokenizer(tmp_path / "tokenizer"))
-
-  return make
+def adopt(directory: Path) -> View:
+  """Make a run's view for a directory of weights."""
+  adopt_tokenizer(directory, directory / "adopted")
+  config = dataclasses.replace(ROUTER, weights=str(directory))
+  return View(config, read_tokenizer(directory / "adopted"))
 
 
 CASES = [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)]
@@ -140,7 +135,7 @@ def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize("content", [os.mkfifo, b"[\n]", b"\xff"])
-def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(file, content, tmp_path):
   """Opening a named pipe would wait forever."""
   path = hf.write(tmp_path, SHAPE, tokens=300) / file
   path.unlink()
@@ -173,9 +168,7 @@ WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])
 
 # The tokenizer has 300 tokens. With 301 rows, the second decision token has no row yet.
 @pytest.mark.parametrize("tied, vocab_size", [(True, 302), (False, 301)])
-def test_decision_tokens_start_as_the_mean_of_their_words(
-  tied, vocab_size, adopt, tmp_path
-):
+def test_decision_tokens_start_as_the_mean_of_their_words(tied, vocab_size, tmp_path):
   shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
   view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
   ids = view.decision_ids

@@ -1,10 +1,12 @@
 """Build episodes by hand, and configure the smallest run of the sandbox, for all tests."""
 
 from itertools import zip_longest
+from pathlib import Path
 
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 
+ROOT = Path(__file__).parents[1]
 # The letter of each model, cheapest first, and the dollars of its step.
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 TASK = Task("plant-0", "train", "find the plant", 40)
