@@ -26,15 +26,15 @@ def test_a_batch_of_windows_by_hand():
 
 def test_labels_of_a_batch_by_hand():
   episodes = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
-  expected = {
-    "action_BxS": [[0, 1, 0], [1, 0, 1]],
-    "logp_BxS": [[0] * 3, [-0.5, 0, 0]],
-    "mask_BxS": [[True, True, False], [True] * 3],
-  }
+  expected = dict(
+    action_BxS=[[0, 1, 0], [1, 0, 1]],
+    logp_BxS=[[0] * 3, [-0.5, 0, 0]],
+    mask_BxS=[[True, True, False], [True] * 3],
+  )
   batch = make_batch(episodes, None, ACTED, (2, 3))
   # A decision without log-probability was forced; one with 0.0 was sampled.
   sampled = make_batch(episodes, None, SAMPLED, (2, 3))
-  changed = {"mask_BxS": [[False] * 3, [True, False, True]]}
+  changed = dict(mask_BxS=[[False] * 3, [True, False, True]])
   for got, arrays in ((batch, expected), (sampled, changed)):
     for name, values in arrays.items():
       np.testing.assert_array_equal(getattr(got, name), np.array(values), name)

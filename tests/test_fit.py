@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import call
 
 from baar_jax.conditioned import fit, heads
 from baar_jax.conditioned.fit import Regime, Transitions, fit_heads
 from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.config import ValueConfig
-from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
+from baar_jax.episode import LARGE, SMALL, Episode, Step, Task
 from baar_jax.router.inputs import (
   BUCKETS,
   DIRECTIONS,
@@ -26,7 +27,7 @@ NO_WORDS = Vocabulary(np.zeros((BUCKETS, DIRECTIONS)), {}, 1.0, {})
 
 
 def step(model, usd, score=None):
-  return Step("seen", model, "act", [Call(model, Usage(1, 0, 1), usd)], score=score)
+  return Step("seen", model, "act", [call(model, usd)], score=score)
 
 
 def episode(score, *steps):

@@ -1,7 +1,5 @@
 """Test the dollars of calls against sums worked out by hand."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +138,5 @@ def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
 
 
 def test_a_run_without_prompt_caches_has_no_rules():
-  models = ModelsConfig()
-  assert open_billing(models).rules == (GPT, GPT)
-  models = dataclasses.replace(models, prompt_cache=False)
-  assert open_billing(models).rules == (None, None)
+  assert open_billing(ModelsConfig()).rules == (GPT, GPT)
+  assert open_billing(ModelsConfig(prompt_cache=False)).rules == (None, None)

@@ -32,8 +32,10 @@ PUBLIC = "https://api.together.xyz/v1"
   ],
 )
 def test_which_key_is_sent_where(monkeypatch, url, variable, key):
-  values = {"OPENAI_API_KEY": " secret\r\n", "MINE": "mine", "ACCENT": "secrét"}
-  for name, value in (values | {"TWO_LINES": "sec\nret"}).items():
+  values = dict(
+    OPENAI_API_KEY=" secret\r\n", MINE="mine", ACCENT="secrét", TWO_LINES="sec\nret"
+  )
+  for name, value in values.items():
     monkeypatch.setenv(name, value)
   variables = () if variable is None else (variable, "")
   config = ModelsConfig(base_urls=(url, "http://other/v1"), key_variables=variables)

@@ -6,10 +6,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import TASK
+from tiny import TASK, call
 from tiny_router import TOKENIZER, VIEW, make_tokenizer, make_view
 
-from baar_jax.episode import Call, Episode, Step, Task, Usage
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Cap, Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
@@ -31,9 +31,7 @@ def episode_of(models, calls=(), **budgets) -> Episode:
   """
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
   for step, each in zip(steps, calls):
-    step.calls = [
-      Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in each
-    ]
+    step.calls = [call(step.model, usd, kind=kind) for usd, kind in each]
   return Episode("plant-0", "test", 0, steps, 1.0, "done", **budgets)
 
 
@@ -57,7 +55,7 @@ def episodes(draw):
   steps = draw(st.lists(row, min_size=1, max_size=14))
   used = sum(step.model for step in steps)
   for step in steps:
-    step.calls = [Call(step.model, Usage(0, 0, 0), 0.01)]
+    step.calls = [call(step.model, 0.01)]
   calls = draw(st.none() | st.integers(max(1, used), 20))
   usd = draw(st.none() | st.just(0.1))
   return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
