@@ -131,13 +131,10 @@ def test_a_wall_keeps_code_from_the_machine(env, trusted, data, tmp_path, attack
     local.bind(f"\0baar-{port}")
     local.listen()
     code = f"{ATTACKS[attack]}\nprint('reached')"
-    for name, value in (
-      ("PARENT", os.getpid()),
-      ("TMP", tmp_path),
-      ("DATA", data / "data"),
-      ("PORT", port),
-      ("ROOT", ROOT),
-    ):
+    values = dict(
+      PARENT=os.getpid(), TMP=tmp_path, DATA=data / "data", PORT=port, ROOT=ROOT
+    )
+    for name, value in values.items():
       code = code.replace(name, str(value))
     env.reset(PAY)
     assert env.step(code)[0].startswith("Execution failed")

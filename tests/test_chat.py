@@ -371,8 +371,12 @@ def test_a_cancelled_call_counts_at_its_worst_case(server, connect, spent, momen
 
 
 def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monkeypatch):
-  values = {"API_KEY": "secret", "ORG_ID": "org-mine", "PROJECT_ID": "proj-mine"}
-  values["CUSTOM_HEADERS"] = "Authorization: Bearer mine\nX-Mine: mine"
+  values = dict(
+    API_KEY="secret",
+    ORG_ID="org-mine",
+    PROJECT_ID="proj-mine",
+    CUSTOM_HEADERS="Authorization: Bearer mine\nX-Mine: mine",
+  )
   for name, value in values.items():
     monkeypatch.setenv(f"OPENAI_{name}", value)
   pair = connect()

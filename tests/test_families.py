@@ -102,12 +102,13 @@ def test_only_the_sandbox_has_an_optimum(config):
 
 def test_each_setting_of_the_judge_changes_its_key(config):
   keys = {zero_shot_spec(config).key}
-  for name, value in (
-    ("temperature", 0.5),
-    ("max_completion_tokens", 9),
-    ("base_urls", ("http://h",)),
-    ("reasoning_effort", "low"),
-  ):
+  changes = dict(
+    temperature=0.5,
+    max_completion_tokens=9,
+    base_urls=("http://h",),
+    reasoning_effort="low",
+  )
+  for name, value in changes.items():
     setattr(config.baselines.judge, name, value)
     keys.add(zero_shot_spec(config).key)
   assert len(keys) == 5 and all(key.startswith("zero-shot gpt-5 ") for key in keys)

@@ -16,7 +16,7 @@ def test_all_figures_are_measured_and_stored(tmp_path, monkeypatch):
   config.router.max_tokens = 444
   monkeypatch.setattr(sciworld, "get_config", lambda _: config)
   task = dataclasses.replace(gpu_check.TASK, max_steps=2)
-  for name, value in {"ROWS": 2, "STEPS": 2, "TASK": task, "pass_tests": bool}.items():
+  for name, value in dict(ROWS=2, STEPS=2, TASK=task, pass_tests=bool).items():
     monkeypatch.setattr(gpu_check, name, value)
   monkeypatch.chdir(tmp_path)
   gpu_check.main(gpu_check.SMALL)

@@ -46,8 +46,7 @@ def play(rule, tasks, calls=None):
   env = Sandbox(train_tasks=tasks)
   pair = ScriptedPair(MODELS, Sandbox)
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
-  policy = RulePolicy(PolicySpec("p"), rule)
-  policy.spec = policy.spec.under(Cap(calls))
+  policy = RulePolicy(PolicySpec("p", cap=Cap(calls)), rule)
   return list(run_episodes(jobs, policy, pair, [env]))
 
 

@@ -65,9 +65,9 @@ def test_error_odds_grow_with_difficulty_and_errors(
   assert lapse.wrong == 0.4
 
 
-# After one error the odds of 1 to 4 are 2 to 4, and those of 1 to 9 are 2 to 9.
+# After one error the odds of 1 to 9 are 2 to 9.
 @pytest.mark.parametrize(
-  "model, past_errors, rate", [(0, 0, 0.2), (0, 1, 1 / 3), (1, 0, 0.1), (1, 1, 2 / 11)]
+  "model, past_errors, rate", [(SMALL, 0, 0.2), (LARGE, 1, 2 / 11)]
 )
 def test_routine_steps_and_recoveries_have_no_difficulty(model, past_errors, rate):
   routine = Oracle("look around", 3, False, False)

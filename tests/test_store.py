@@ -126,13 +126,9 @@ DAMAGE = [
 @pytest.mark.parametrize("column, value", DAMAGE)
 def test_a_damaged_row_is_named(store, path, column, value):
   store.add(*(episode("t", "p", seed) for seed in range(3)))
-  damage(path, f"UPDATE episodes SET {column} = ? WHERE seed = 1", value)
+  with contextlib.closing(sqlite3.connect(path)) as db, db:
+    db.execute(f"UPDATE episodes SET {column} = ? WHERE seed = 1", [value])
   problem = f"^{re.escape(str(path))}: .* policy p, task t, seed 1 cannot be read"
   with pytest.raises(ValueError, match=problem):
     store.episodes("p")
     store.table()
-
-
-def damage(path, change, *values):
-  with contextlib.closing(sqlite3.connect(path)) as db, db:
-    db.execute(change, values)
