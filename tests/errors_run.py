@@ -1,8 +1,8 @@
 """The errors of a run's directory, its store, its stages and its report."""
 
-import contextlib
 import fcntl
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
@@ -54,7 +54,7 @@ def change_run(
 ) -> None:
   """Change the directory of a run with tasks, and open it again."""
   config = tiny.config(tmp)
-  with contextlib.closing(Run(config)) as run:
+  with closing(Run(config)) as run:
     run.tasks("train")
   change(run.dir)
   if kl_beta is not None:
@@ -74,7 +74,7 @@ def use_twice(tmp: Path) -> None:
 
 
 def list_tasks(tmp: Path, *tasks: Task) -> None:
-  with contextlib.closing(Run(tiny.config(tmp))) as run:
+  with closing(Run(tiny.config(tmp))) as run:
     for env in run.source.envs():
       env.tasks = lambda split: [*tasks]
     run.tasks("train")
@@ -84,7 +84,7 @@ def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
   """Act on a run whose episodes are recorded: three tasks without episodes."""
   config = tiny.config(tmp, kind="recorded")
   config.models = ModelsConfig("chat")
-  with contextlib.closing(Run(config)) as run:
+  with closing(Run(config)) as run:
     for split in SPLITS:
       run.store.put_tasks(split, [Task(f"{split}-fix", split, "fix", 9)])
     act(run)
@@ -105,7 +105,7 @@ def forget_texts() -> Episode:
 
 def reuse(tmp: Path, change: Callable[[Config], object]) -> None:
   """Open a run that reuses another one, after a change of its configuration or files."""
-  with contextlib.closing(Run(tiny.config(tmp))) as run:
+  with closing(Run(tiny.config(tmp))) as run:
     run.tasks("train")
     run.store.add(tiny.episode("t", ALWAYS_SMALL.key))
   config = tiny.config(tmp, "again")

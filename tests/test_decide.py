@@ -17,6 +17,8 @@ from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 class Spy(Policy):
   """Repeats the decisions of an episode, and keeps the tokens that a router reads."""
 
+  view = VIEW
+
   def choose(self, ready):
     self.tokens = self.view.live_window(ready[0]).tokens
     self.history = ready[0].history
@@ -39,7 +41,7 @@ def test_router_in_python_knows_which_caches_are_warm(monkeypatch):
   """SMALL, LARGE and SMALL are chosen within the lifetime, and LARGE long after it.
   The prompt of 40,000 characters has about 10,000 tokens."""
   spy, rule = Spy(PolicySpec("spy")), CacheRule(1024, 128, 300.0)
-  spy.view, spy.episode = VIEW, tiny.episode(models="SLSL")
+  spy.episode = tiny.episode(models="SLSL")
   router = Router(spy, ("small", "large"), tiny.TASK.max_steps, sessions=1)
   billing = Billing((Price(1, 0.5, 2), Price(5, 2, 10)), (rule, rule))
   messages, warm = [{"role": "user", "content": "x" * 40_000}], []
@@ -58,7 +60,7 @@ def test_router_reads_the_same_tokens_as_training():
   episode = tiny.episode(models="SLLS")  # $1, $5, $5, $1
   episode.call_budget, episode.usd_budget = 3, 15.0
   spy = Spy(PolicySpec("spy"))
-  spy.view, spy.episode = VIEW, episode
+  spy.episode = episode
   router = Router(spy, ("small", "large"), task.max_steps, sessions=1)
   messages = open_conversation("", task, episode.steps[0].observation)
   for n, left in enumerate([(15.0, 3), (14.0, 3), (9.0, 2), (4.0, 1)]):

@@ -1,8 +1,8 @@
 """Check which changes a run's directory accepts, and what is played again."""
 
-import contextlib
 import dataclasses
 import json
+from contextlib import closing
 from types import SimpleNamespace
 
 import jax
@@ -55,7 +55,7 @@ def test_compiled_programs_are_not_in_the_runs_directory(config, tmp_path, monke
 
 def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
   copied = [jobs.ALWAYS_SMALL.key, jobs.stratified_spec(config).key]
-  with contextlib.closing(Run(config)) as run:
+  with closing(Run(config)) as run:
     tasks = run.tasks("dev")
     for policy in (*copied, "sft"):
       purpose = "dev" if policy == "sft" else "reference"
@@ -64,7 +64,7 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
   again.reuse = str(run.dir)
   again.max_usd = again.bopo.kl_beta = 0.5
   for _ in range(2):  # The second command finds the copies.
-    with contextlib.closing(Run(again)) as run:
+    with closing(Run(again)) as run:
       table = run.store.table()
       assert run.tasks("dev") == tasks and table.policy.tolist() == copied
       # Each of the episodes cost 6 dollars, which the first run has paid.
@@ -73,7 +73,7 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
 
 def test_a_run_that_lacks_a_store_is_refused(config):
   """A fresh store would forget the spent dollars, so the cap would begin again."""
-  with contextlib.closing(Run(config)) as run:
+  with closing(Run(config)) as run:
     run.tasks("train")
   directory = run.dir
   config.distributed.processes = 2
@@ -105,7 +105,7 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
     )
     return [(e.task_id, e.seed) for e in episodes]
 
-  with contextlib.closing(Run(config)) as run:
+  with closing(Run(config)) as run:
     trials = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
     keys = [job.key for job in trials]
     assert collect(Dying) == keys[1:]
