@@ -174,14 +174,17 @@ def find_router_files(router: str, files: RouterFiles) -> RouterFiles:
     models = files.config.models
     count = len(trained.models.names)
     if count != len(models.names):
-      problem = f"--config.router={router} routes between {count} models"
-      raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
+      raise ValueError(
+        f"--config.router={router} routes between {count} models. "
+        f"Set --config.models.names to {count} models."
+      )
     changed = dataclasses.replace(trained, models=models, env=files.config.env)
     files = RouterFiles(source, changed, files.mesh)
   if not (files.directory / VOCABULARY).exists():
-    problem = f"{files.directory} has no trained router"
-    remedy = "Set --config.router to the directory of a run that has one"
-    raise ValueError(f"{problem}. {remedy}, or set --config.policy=small.")
+    raise ValueError(
+      f"{files.directory} has no trained router. Set --config.router to the directory "
+      "of a run that has one, or set --config.policy=small."
+    )
   return files
 
 
@@ -224,9 +227,7 @@ def read_keys(path: Path) -> list[ClientKey]:
     tables = tomllib.loads(require_file(path).read_text())
     return [ClientKey.read(table | {"name": name}) for name, table in tables.items()]
   except (OSError, TypeError, ValueError) as error:
-    problem = f"Cannot read the keys in {path}: {error}"
-    remedy = "Correct --config.keys; baar_serve/README.md has its form"
-    raise ValueError(f"{problem}. {remedy}.") from None
+    raise ValueError(f"Cannot read the keys: {error}. Correct {path}.") from None
 
 
 def command() -> None:

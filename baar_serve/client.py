@@ -22,9 +22,8 @@ from baar_jax.llms.provider import (
   open_http,
   read_refusal,
 )
-from baar_serve.forms import FORMS
 from baar_serve.forms.wire import WireForm, pick_headers
-from baar_serve.meter import MULTIPLES, AnswerMeter
+from baar_serve.meter import AnswerMeter
 
 # Headers of a provider's error that go on to the client.
 RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
@@ -123,16 +122,14 @@ class Client:
     tier = 1.0 if self.endpoint.is_private else COSTLIEST_TIER
     self.multiples = {"service_tier": tier}
     self._key = self.endpoint.key()
-    self._headers = {
-      path: form.list_headers(self.endpoint, self._key) for path, form in FORMS.items()
-    }
     self.http = open_http(config.timeout_s)
     self.http.base_url = self.endpoint.base_url
 
   def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
     """Compute the worst case of one attempt, in dollars.
 
-    A service tier that the request names counts; else that of the last answer.
+    The costlier one of the service tiers that the last answer and the request name
+    counts.
 
     Args:
       request: the request.
@@ -143,20 +140,12 @@ class Client:
     usd = self.price.worst_case_usd(prompt_tokens, tokens)
     if prompt_tokens and '"1h"' in json.dumps(request):
       usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
-    multiples = self.multiples
-    tier = request.get("service_tier") or "auto"
-    if tier != "auto":
-      tiers = MULTIPLES["service_tier"]
-      multiple = tiers.get(str(tier), max(tiers.values()))
-      multiples = multiples | {"service_tier": multiple}
-    return usd * math.prod(multiples.values())
+    terms = AnswerMeter(multiples={**self.multiples})
+    terms.note_terms(request)
+    return usd * math.prod(terms.multiples.values())
 
   async def send(
-    self,
-    form: WireForm,
-    request: Mapping,
-    path: str,
-    headers: Mapping[str, str],
+    self, form: WireForm, request: Mapping, path: str, headers: Mapping[str, str]
   ) -> Whole | Stream | Outcome:
     """Make one attempt at a call.
 
@@ -172,10 +161,9 @@ class Client:
     """
     # The JSON text is pure ASCII: it escapes all other characters.
     content = json.dumps(request)
-    own_headers = {"content-type": "application/json"} | self._headers[form.path]
-    sent = self.http.build_request(
-      "POST", path, content=content, headers=own_headers | headers
-    )
+    own_headers = form.list_headers(self.endpoint, self._key)
+    own_headers |= {"content-type": "application/json", **headers}
+    sent = self.http.build_request("POST", path, content=content, headers=own_headers)
     until_s = asyncio.get_running_loop().time() + self.config.timeout_s
     try:
       async with asyncio.timeout_at(until_s):

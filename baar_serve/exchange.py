@@ -355,17 +355,17 @@ class Exchange:
       scored.conversation,
     )
     # The newest first, those of the session's main agent before all others.
-    conversations.sort(
-      key=lambda found: (not found.records, found.name not in ("", purse.name))
+    main = min(
+      conversations,
+      key=lambda found: (not found.records, found.name not in ("", purse.name)),
+      default=None,
     )
-    is_free = bool(conversations and conversations[0].records)
-    if not is_free or conversations[0].id in purse.open.values():
+    if not (main and main.records) or main.id in purse.open.values():
       raise Refusal(
         409,
         "This session is scored already, has had no call, or has a call in flight. "
         "Score it once, after the answer to its last call.",
       )
-    main, *others = conversations
     # If the server is killed before it saves the score, the client will send the score
     # again. The mark prevents a second copy of the episode.
     mark = f"conversation {main.id}"
@@ -383,6 +383,7 @@ class Exchange:
     )
     text = main.state.description
     add_session(self._run.store, self._run.config, mark, episode, text)
+    conversations.remove(main)
     self.sessions.finish(main, scored.score)
-    for conversation in others:
+    for conversation in conversations:
       self.sessions.finish(conversation)

@@ -65,9 +65,11 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
     lines = require_file(Path(path)).read_text().splitlines()
     names = [line.strip() for line in lines if line.strip()]
     if len({*names}) < len(SPLIT_OF) or not max_usd:
-      problem = f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}"
-      remedy = f"at least {len(SPLIT_OF)} different tasks, one on each line"
-      raise ValueError(f"{problem}. Write {remedy}, and set --max_usd above 0.")
+      raise ValueError(
+        f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write "
+        f"{len(SPLIT_OF)} or more different tasks, one on each line, and set --max_usd "
+        "above 0."
+      )
   config = dataclasses.replace(
     config,
     policy=COLLECT,

@@ -39,7 +39,6 @@ SESSION_NAMES = (
   "x-claude-code-session-id",
   "session-id",  # Codex
   "session_id",
-  "x-codex-turn-metadata",
   "x-opencode-session",
   "x-litellm-session-id",  # LiteLLM and OpenHands
   "x-litellm-trace-id",
@@ -57,9 +56,8 @@ CONVERSATION_NAMES = (
 # OpenCode names the session of a subagent's parent here. The subagent draws on the
 # parent's purse.
 PARENT_NAME = "x-parent-session-id"
-# The session's id in a text with other ids, and the fields that have such a text.
+# The session's id in the user's id of Claude Code, a text with other ids.
 ID_IN_TEXT = re.compile(r"session_(?:id\W+)?([\w-]{8,})")
-TEXTS_WITH_IDS = ("x-codex-turn-metadata", "user_id")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CACHE_MARK = re.compile(r', "cache_control": \{[^{}]*\}')
 # Reasoning that some models write into their text.
@@ -303,7 +301,7 @@ def find_names(fields: Mapping[str, object], *names: str) -> Iterator[object]:
   """Find the names of a session or a conversation in some fields, in their order."""
   for name in names:
     value = fields.get(name)
-    if name in TEXTS_WITH_IDS:
+    if name == "user_id":
       found = ID_IN_TEXT.search(str(value))
       value = found and found[1]
     # Some clients send one prompt_cache_key for all tasks. An id names a session.
@@ -347,8 +345,11 @@ def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
   """
   for field in form.unpriced:
     if body.get(field) not in (None, False, "standard", "global"):
-      problem = f"This server refuses {field}, which changes the cost of a call"
-      raise Refusal(400, f"{problem}. Leave it out, and send all messages.")
+      raise Refusal(
+        400,
+        f"This server refuses {field}, which changes the cost of a call. "
+        "Leave it out, and send all messages.",
+      )
   try:
     turns = form.read_turns(body)
   except ValueError as error:

@@ -184,10 +184,7 @@ class RoutedCall:
     count = len(request[call.form.history])
     call.prefix = (count, hash_prefix(call.form, request, count))
     self.last_attempt = self.budgets.sessions.begin(
-      call.purse,
-      call.conversation,
-      self.step,
-      self.offer.worst_case_usd,
+      call.purse, call.conversation, self.step, self.offer.worst_case_usd
     )
 
   def end(
@@ -324,7 +321,7 @@ class RoutedCall:
         self.step.action = write_action(turn) * self.budgets.config.record_text
       record = Record(
         self.step,
-        call.place,
+        len(call.history.actions),
         cache,
         atoms,
         call.bound_tokens * bool(call.body.get("tools")),

@@ -121,29 +121,20 @@ class Sessions:
       "SELECT id, client, name, call_limit, usd_limit, changed_s FROM purses "
       f"WHERE {condition}"
     )
-    return [self._load_purse(*row) for row in self.read(select, *values)]
-
-  def _load_purse(
-    self,
-    id_: int,
-    client: str,
-    name: str,
-    call_limit: int | None,
-    usd_limit: float | None,
-    changed_s: float,
-  ) -> Purse:
-    """Read a purse, with the dollars and the LARGE calls of its attempts."""
-    purse = self._purses.get(id_)
-    if purse is None:
-      budget = self._add_up(usd_limit, "purse = ?", id_)
-      purse = Purse(id_, client, name, call_limit, budget, changed_s)
-      select = (
-        "SELECT count(*) FROM calls JOIN attempts USING (id) "
-        "WHERE purse = ? AND model > ? AND kind <> ?"
-      )
-      purse.large_calls = self.read(select, id_, SMALL, FAILED)[0][0]
-      self._purses[id_] = purse
-    return purse
+    purses = []
+    for id_, client, name, calls, usd_limit, changed_s in self.read(select, *values):
+      purse = self._purses.get(id_)
+      if purse is None:
+        budget = self._add_up(usd_limit, "purse = ?", id_)
+        purse = Purse(id_, client, name, calls, budget, changed_s)
+        count = (
+          "SELECT count(*) FROM calls JOIN attempts USING (id) "
+          "WHERE purse = ? AND model > ? AND kind <> ?"
+        )
+        purse.large_calls = self.read(count, id_, SMALL, FAILED)[0][0]
+        self._purses[id_] = purse
+      purses.append(purse)
+    return purses
 
   def find_purse(self, client: str | None, name: str) -> Purse | None:
     """Return the newest purse of a session, or None if there is none.
@@ -172,7 +163,7 @@ class Sessions:
     name = name or f"auto-{secrets.token_hex(8)}"
     values = (client, name, cap.calls, cap.usd, time.time())
     (row,) = self.commit((insert, values))
-    return self._load_purse(row, *values)
+    return self.list_purses("id = ?", row)[0]
 
   def change_caps(self, purse: Purse, cap: Cap) -> None:
     """Store new caps of a purse."""
@@ -195,30 +186,27 @@ class Sessions:
       f"SELECT id, purse, name, state, changed_s, score FROM conversations "
       f"WHERE {condition} ORDER BY id DESC"
     )
-    return [self._load_conversation(*row) for row in self.read(select, *values)]
-
-  def _load_conversation(
-    self, id_: int, purse: int, name: str, state: str, *rest: float
-  ) -> Conversation:
-    """Read a conversation with its records."""
-    conversation = self._conversations.get(id_)
-    if conversation is None:
-      (own_purse,) = self.list_purses("id = ?", purse)
-      read_state = STATE.validate_json(state)
-      conversation = Conversation(id_, own_purse, name, read_state, *rest)
-      select = (
-        "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
-        "ORDER BY id"
-      )
-      for (record,) in self.read(select, id_):
-        conversation.records.append(RECORD.validate_json(record))
-      self._conversations[id_] = conversation
-    # The newest ones stay in memory, with their purses.
-    self._kept.pop(id_, None)
-    self._kept[id_] = conversation
-    if len(self._kept) > MOST_KEPT:
-      del self._kept[next(iter(self._kept))]
-    return conversation
+    conversations = []
+    for id_, purse, name, state, changed_s, score in self.read(select, *values):
+      conversation = self._conversations.get(id_)
+      if conversation is None:
+        (own_purse,) = self.list_purses("id = ?", purse)
+        read_state = STATE.validate_json(state)
+        conversation = Conversation(id_, own_purse, name, read_state, changed_s, score)
+        records = (
+          "SELECT record FROM attempts WHERE conversation = ? AND record IS NOT NULL "
+          "ORDER BY id"
+        )
+        for (record,) in self.read(records, id_):
+          conversation.records.append(RECORD.validate_json(record))
+        self._conversations[id_] = conversation
+      conversations.append(conversation)
+      # The newest ones stay in memory, with their purses.
+      self._kept.pop(id_, None)
+      self._kept[id_] = conversation
+      if len(self._kept) > MOST_KEPT:
+        del self._kept[next(iter(self._kept))]
+    return conversations
 
   def find_matches(
     self, client: str, purse: Purse | None, atoms: Sequence[str], since_s: float
@@ -447,11 +435,7 @@ class Sessions:
     budget = self._add_up(None, "conversation = ?", conversation.id)
     return budget.lost_usd(conversation.steps)
 
-  def finish(
-    self,
-    conversation: Conversation,
-    score: float | None = None,
-  ) -> None:
+  def finish(self, conversation: Conversation, score: float | None = None) -> None:
     """End a conversation, with a score or without one."""
     update = "UPDATE conversations SET score = ?, changed_s = -1 WHERE id = ?"
     self.commit((update, (score, conversation.id)))

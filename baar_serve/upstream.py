@@ -22,7 +22,6 @@ from baar_serve.request import (
   ClientRequest,
   Refusal,
   hash_prefix,
-  hash_turn,
   write_headers,
 )
 
@@ -147,7 +146,6 @@ class ClientCall:
     self.prepared: list[Prepared] = []
     self.offers: list[Offer] = []
     self.prefix: tuple[int, str] | None = None
-    self.place = len(self.history.actions)
     self.forecast: str | None = None
 
   def write_steps(self) -> list[Step]:
@@ -159,28 +157,20 @@ class ClientCall:
     return self.history.write_steps({record.place: record.step for record in records})
 
   def write_body(self, model: int) -> dict:
-    """Return the body without the reasoning that other models have written.
+    """Return the body without the reasoning up to the last reply of another model.
 
     Models sign or encrypt their reasoning, and no other model can read it.
     """
-    entries = self.body[self.form.history]
-    authors = {}
-    for record in self.conversation.records if self.conversation else ():
-      for atom in record.atoms:
-        authors[atom] = record.step.model
-    if {*authors.values()} <= {model} or not isinstance(entries, list):
-      return self.body
-    kept = []
-    author = model
-    # In Responses, the reasoning comes before the reply that it belongs to.
-    for entry in reversed(entries):
-      for turn in self.form.read_entry(entry):
-        author = model
-        if turn.role == "assistant":
-          for atom in hash_turn(turn):
-            author = authors.get(atom, author)
-      kept += [entry] if author == model else drop_reasoning([entry])
-    return {**self.body, self.form.history: kept[::-1]}
+    history = self.form.history
+    entries = self.body[history]
+    own = len(entries)
+    for record in reversed(self.conversation.records if self.conversation else ()):
+      if record.step.model != model:
+        kept = drop_reasoning(entries[:own]) + entries[own:]
+        return {**self.body, history: kept}
+      if record.cache:
+        own = record.cache.messages
+    return self.body
 
   @property
   def headers(self) -> dict[str, str]:

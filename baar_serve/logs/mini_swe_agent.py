@@ -13,7 +13,6 @@ def read(log: Log) -> Calls:
     entries = []
     for message in record["messages"]:
       extra = message.get("extra") or {}
-      # With OpenAI's Responses, a reply is the whole answer.
       answer = extra.get("response") or message
       model = answer.get("model") or record["info"]["config"]["model"]["model_name"]
       turn = read_message(message)

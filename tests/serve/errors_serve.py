@@ -21,7 +21,7 @@ from baar_serve import __main__ as serve
 from baar_serve import config as serve_config
 from baar_serve import report, traces
 from baar_serve.app import App
-from baar_serve.client import FORMS
+from baar_serve.forms import FORMS
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import (
   ClientKey,
@@ -188,7 +188,7 @@ CASES = [
     "--config.host=0.0.0.0",
   ),
   (
-    "Cannot read the keys in TMP/none: ... Correct --config.keys; ...",
+    "Cannot read the keys: ... Correct TMP/none.",
     lambda tmp: serve.read_keys(tmp / "none"),
   ),
   (

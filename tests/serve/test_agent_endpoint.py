@@ -178,7 +178,7 @@ def send(connection, text):
 def test_two_lengths_or_hosts_are_refused(url, headers):
   with connect(url) as connection:
     answer = send(connection, f"{LINES}{headers}\r\n{SMUGGLED}")
-  assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+  assert answer[9:12] in (b"400", b"403") and answer.count(b"HTTP/1.1") == 1
 
 
 def test_long_headers_end_their_connection(url, monkeypatch):

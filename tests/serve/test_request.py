@@ -12,17 +12,11 @@ from baar_serve.request import hash_turn, read_history
 UUID = "0199c0de-0000-4000-8000-00000000000a"
 
 
-CODEX = {
-  "x-codex-turn-metadata": json.dumps({"thread_id": "t", "session_id": "abcdefgh"})
-}
-
-
 NAMES = [
   ({"x-baar-session-id": "a", "x-session-id": "b"}, {}, "", "a"),
   ({"x-session-id": "b"}, {"session_id": "c"}, "/s/u", "b"),
   ({"x-claude-code-session-id": "d"}, {"session_id": "c"}, "/s/u", "u"),
   ({"x-claude-code-session-id": "d", "session-id": "e"}, {}, "", "d"),
-  (CODEX, {"prompt_cache_key": UUID}, "", "abcdefgh"),
   ({"x-litellm-session-id": "f"}, {"metadata": {"session_id": "g"}}, "", "f"),
   ({}, {"session_id": None, "metadata": {"session_id": "g"}}, "", "g"),
   ({}, {"metadata": {"user_id": f"user_1_account__session_{UUID}"}}, "", UUID),
