@@ -66,8 +66,8 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
     names = [line.strip() for line in lines if line.strip()]
     if len({*names}) < len(SPLIT_OF) or not max_usd:
       raise ValueError(
-        f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write "
-        f"{len(SPLIT_OF)} or more different tasks, one on each line, and set --max_usd "
+        f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
+        f"least {len(SPLIT_OF)} different tasks, one on each line, and set --max_usd "
         "above 0."
       )
   config = dataclasses.replace(
