@@ -84,12 +84,10 @@ class Desk:
     policy_of_name = {}
     for rule, decider in deciders.items():
       policy = decider.policy
-      usual = SelectedPolicy(rule, policy.spec.cost_weight)
-      policy_of_name[f"{NAME}:{rule}"] = usual
+      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(rule, policy.spec.cost_weight)
       for weight in policy.cost_weights:
         policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
-    usual = policy_of_name[f"{NAME}:{config.policy}"]
-    self.policies = {NAME: usual} | policy_of_name
+    self.policies = {NAME: policy_of_name[f"{NAME}:{config.policy}"]} | policy_of_name
 
   def receive(self, request: ClientRequest) -> ClientCall:
     """Find the purse and the conversation of a client's call.
@@ -109,10 +107,9 @@ class Desk:
     conversation = self._match(key, fields, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
-    config = self._config
     limits = Cap(
-      find_lowest(config.max_large_calls, key.max_large_calls),
-      find_lowest(config.max_usd, key.max_usd),
+      find_lowest(self._config.max_large_calls, key.max_large_calls),
+      find_lowest(self._config.max_usd, key.max_usd),
     )
     if purse:
       limits = purse.cap
@@ -130,7 +127,8 @@ class Desk:
     if selected.rule == COLLECT and conversation:
       selected = read_policy(conversation.state)
     elif selected.rule == COLLECT and not is_side:
-      selected = self.assigned[purse.name] = self.assign(task_id)
+      begun = self._sessions.list_conversations("purse = ?", purse.id)
+      selected = read_policy(begun[-1].state) if begun else self.assign(task_id)
     policy = self.find_spec(selected, cap).key
     if conversation and conversation.state.policy != policy:
       conversation = None
@@ -140,7 +138,7 @@ class Desk:
         selected.cost_weight,
         policy,
         task_id=task_id,
-        description=history.task * config.record_text,
+        description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
         program=request.headers.get("user-agent", "").partition(" ")[0][:80],
@@ -155,7 +153,7 @@ class Desk:
     records = conversation.records if conversation else ()
     # The history has one reply more than that of the last step's call.
     if records and records[-1].place == len(history.actions) - 1:
-      action = history.actions[-1] * config.record_text
+      action = history.actions[-1] * self._config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
     return ClientCall(request, history, purse, conversation)
 

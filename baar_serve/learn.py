@@ -5,7 +5,6 @@ python -m baar_serve.learn --agent="python my_agent.py" --tasks=tasks.txt --max_
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import shlex
@@ -26,7 +25,7 @@ from absl import flags
 from baar_jax.episode import SPLITS
 from baar_jax.open import load_default, save_default
 from baar_jax.report.table import load_split
-from baar_jax.rollout.jobs import ALWAYS_LARGE, BOUNDARIES
+from baar_jax.rollout.jobs import BOUNDARIES
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, train
 from baar_jax.store import require_file
@@ -100,9 +99,8 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
 
 def choose(run: Run) -> None:
   """Choose the router's default cost weight by the sessions of validation tasks."""
-  specs = list_router_specs(run.config)
-  listed = [*BOUNDARIES, *specs.values()]
-  data = load_split(run.store, listed, run.config, "dev")
+  specs = {spec.key: spec for spec in list_router_specs(run.config)}
+  data = load_split(run.store, [*BOUNDARIES, *specs.values()], run.config, "dev")
   default = specs[evaluate.choose_default(data, [*specs])]
   save_default(run.files(), default.cost_weight)
 
@@ -110,21 +108,27 @@ def choose(run: Run) -> None:
 def judge(run: Run) -> str:
   """Write which model name to serve, by the scores on the held-out tests.
 
-  The router is not to be served if it is shown to score less than always-LARGE.
+  The line names one only if the scores settle it: the router's, unless it is shown to
+  score less than always-LARGE.
   """
-  default = load_default(run.files())
-  specs = list_router_specs(run.config).values()
-  listed = [*BOUNDARIES, *(spec for spec in specs if spec.cost_weight == default)]
-  scores = load_split(run.store, listed, run.config, "test").per_task("score").T
-  gain = measure_gain((scores[listed[-1].key] - scores[ALWAYS_LARGE.key]).to_numpy())
-  low = gain.mean - gain.half
-  high = gain.mean + gain.half
-  name = "baar:large" if high < 0 else "baar"
+  listed = [*BOUNDARIES]
+  for spec in list_router_specs(run.config):
+    if spec.cost_weight == load_default(run.files()):
+      listed.append(spec)
+  data = load_split(run.store, listed, run.config, "test")
+  _, large_N, router_N = data.per_task("score").to_numpy()
+  _, large_usd, router_usd = data.per_task("cost_usd").mean(axis=1)
+  gain = measure_gain(router_N - large_N)
+  verdict = "serve baar:large" if gain.mean < -gain.half else "serve baar"
+  if gain.missing:
+    verdict = (
+      f"not settled by {len(router_N)} tests; {len(SPLIT_OF) * gain.missing} more "
+      "tasks would settle it"
+    )
   return (
-    f"Verdict: serve {name}. The router's score against always-LARGE's: "
-    f"{gain.mean:+.3f} [{low:+.3f}, {high:+.3f}], corrected for few tasks. "
-    f"{len(SPLIT_OF) * gain.missing} more tasks, of which {gain.missing} are tests, "
-    "would settle it."
+    f"Verdict: {verdict}. The router's score against always-LARGE's: "
+    f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks. "
+    f"It saves {1 - router_usd / large_usd:.0%} of always-LARGE's dollars."
   )
 
 
@@ -186,34 +190,43 @@ def play_all(config: ServeConfig, run: Run, needs: Sequence[Need], agent: str) -
     app.exchange.sessions.commit((rename, (need.session,)))
     app.desk.assigned[need.session] = need.selected
   budget = run.budget
-  most_usd = AT_ONCE * run.store.table().spent_usd.max()
+  costs_usd = [0.0, *run.store.table().spent_usd]
   with (
     serving(app) as url,
     ThreadPoolExecutor(AT_ONCE) as threads,
     run.progress(f"{needs[0].task.split} sessions", len(needs), 0, "played") as bar,
   ):
-    play = functools.partial(play_session, config, run, url, agent)
-    for _ in threads.map(play, needs):
-      bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
-      bar.update()
+
+    def play(need: Need) -> None:
+      """Play a session, unless it and those in progress could exceed the dollars."""
+      most_usd = AT_ONCE * max(costs_usd)
       left_usd = budget.limit_usd - budget.settled_usd
       if left_usd < most_usd:
         raise ValueError(
           f"--max_usd={budget.limit_usd:g} has ${left_usd:.4f} left, and {AT_ONCE} "
           f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
         )
+      costs_usd.append(play_session(config, run, url, agent, need))
+
+    for _ in threads.map(play, needs):
+      bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
+      bar.update()
 
 
 def play_session(
   config: ServeConfig, run: Run, url: str, agent: str, need: Need
-) -> None:
+) -> float:
   """Play a session by the agent's command, and send its score to the endpoint.
 
   Args:
     url: the address of the endpoint.
 
+  Returns:
+    The session's dollars.
+
   Raises:
-    ValueError: the agent made no call, a call was refused, or there is no score.
+    ValueError: the agent made no call, a call was refused, the last one failed, or
+      there is no score.
   """
   name = need.session
   path = run.dir / "agent.log"
@@ -239,10 +252,14 @@ def play_session(
     if score_file.exists():
       text = score_file.read_text()
   session = httpx2.get(f"{url}/v1/sessions/{name}").json()
-  if session.get("refusals", 1):
+  # After an outage, the session's last attempt is a failed one.
+  if session.get("refusals", 1) or session["changed_s"] in [
+    failed["at_s"] for failed in session["failures"]
+  ]:
     raise ValueError(
-      f"Session {name} has made no call, or --max_usd has stopped it. The agent's exit "
-      f"status is {code}; see {path}. Then run the same command again."
+      f"Session {name} has made no call, or --max_usd or a failed model has stopped "
+      f"it. The agent's exit status is {code}; see {path}. Then run the same command "
+      "again."
     )
   if config.outcome:
     number = str(session["conversations"][0]["id"])
@@ -259,6 +276,7 @@ def play_session(
       break
   if answer.is_error:
     raise ValueError(f"{name} has no score: {answer.text}. See {path}.")
+  return session["spent_usd"]
 
 
 def command() -> None:

@@ -138,7 +138,9 @@ def read_sample(
 ) -> tuple[Sample, dict[PolicySpec, np.ndarray]]:
   """Read the sessions of random policies, and what a router decides in each of them.
 
-  Tasks that the router has learned from are left out.
+  Tasks that the router has learned from are left out, and so are imported sessions,
+  because nobody knows with which probabilities their models were drawn. Only the steps
+  that this program served have a time.
 
   Args:
     files: the run whose router is estimated.
@@ -156,7 +158,11 @@ def read_sample(
   tasks = {task.id: task for split in SPLITS for task in store.tasks(split)}
   episodes = []
   for key in mixes:
-    episodes += [found for found in store.episodes(key) if found.task_id not in learned]
+    episodes += [
+      found
+      for found in store.episodes(key)
+      if found.task_id not in learned and found.steps[0].started_s is not None
+    ]
   if not episodes:
     raise ValueError(
       "No session of a random policy has a task that is new to the router. "
@@ -177,15 +183,14 @@ def read_sample(
     ids += [episode.task_id] * len(episode.steps)
   inputs = []
   targets = {}
-  for spec in list_router_specs(files.config).values():
+  for spec in list_router_specs(files.config):
     score_weight = 1 / (1 + np.float64(spec.cost_weight))
     terms_NxT = describe(np.float64(np.inf), score_weight, states.progress_NxP)
     value_N, advantage_NxA = estimate(heads, states.features_NxD, terms_NxT)
     targets[spec] = models[advantage_NxA.argmax(axis=1)]
     inputs += [value_N[:, None], advantage_NxA]
-  _, task_N = np.unique(ids, return_inverse=True)
   sample = Sample(
-    task_N,
+    np.unique(ids, return_inverse=True)[1],
     states.progress_NxP[:, 0],
     np.array(chances),
     models[data.model_N],
@@ -230,10 +235,11 @@ def estimate_router(files: RouterFiles, directory: Path) -> Iterator[dict]:
         f"The sessions count as {size:.1f} effective ones, fewer than {LEAST_SIZE:g}. "
         "Play and score more with --config.policy=stratified."
       )
-    row = dict(policy=spec.key, sessions=(sample.place_N == 0).sum(), effective=size)
-    row |= interval("score", mean_RxV[:, 0])
-    row |= interval("usd", mean_RxV[:, 1])
-    yield row
+    yield (
+      dict(policy=spec.key, sessions=(sample.place_N == 0).sum(), effective=size)
+      | interval("score", mean_RxV[:, 0])
+      | interval("usd", mean_RxV[:, 1])
+    )
 
 
 def list_estimates(files: RouterFiles, directory: Path, minute: float) -> list[dict]:

@@ -54,18 +54,17 @@ def list_needs(run: Run, split: str) -> list[Need]:
   """
   specs = client_specs(run.config)
   wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}
-  if split == "train" and has_router(run):
-    return []
   if split == "train":
+    if has_router(run):
+      return []
     wanted[MIX] = specs[MIX.rule]
   elif has_router(run):
-    for spec in list_router_specs(run.config).values():
+    for spec in list_router_specs(run.config):
       if split == "dev" or spec.cost_weight == load_default(run.files()):
         wanted[SelectedPolicy(ROUTER, spec.cost_weight)] = spec
   needs = []
   for selected, spec in wanted.items():
-    keys = run.store.keys(spec.key)
-    played = collections.Counter(task_id for task_id, _ in keys)
+    played = collections.Counter(task_id for task_id, _ in run.store.keys(spec.key))
     for task in run.store.tasks(split):
       trial = played[task.id]
       if trial < (MIXES if selected == MIX else 1):
@@ -82,10 +81,8 @@ def assign(run: Run, task_id: str) -> SelectedPolicy:
     task_id: the name of the task; a new name becomes a new task.
   """
   task = name_task(run.store, task_id, "", run.config.env.max_steps)
-  options = []
-  for need in list_needs(run, task.split):
-    if need.task.id == task_id:
-      options.append(need.selected)
+  needs = list_needs(run, task.split)
+  options = [need.selected for need in needs if need.task.id == task_id]
   return random.choice(options or [MIX])
 
 
@@ -94,10 +91,8 @@ def has_router(run: Run) -> bool:
   return (run.files().checkpoints("value") / HEADS).exists()
 
 
-def list_router_specs(config: Config) -> dict[str, PolicySpec]:
-  """Return the router's policies without a cap by key, one for each cost weight."""
-  specs = {}
-  for spec in list_specs(config):
-    if spec.family == CONDITIONED and not spec.cap:
-      specs[spec.key] = spec
-  return specs
+def list_router_specs(config: Config) -> list[PolicySpec]:
+  """Return the router's policies without a cap, one for each cost weight."""
+  return [
+    spec for spec in list_specs(config) if spec.family == CONDITIONED and not spec.cap
+  ]

@@ -196,7 +196,7 @@ class SessionScore(StrictRecord):
   """
 
   score: Share
-  task: Id | None = None
+  task: str | None = None
   conversation: int | None = Field(None, ge=1, lt=2**63)
 
 

@@ -44,8 +44,9 @@ def store_file(config: ServeConfig, run: Run) -> None:
     )
   sessions = []
   for id_, calls in calls_by_session.items():
-    episode = read_session(id_, calls, run.config)
-    sessions.append((f"import {id_}", episode, calls[0].text))
+    sessions.append(
+      (f"import {id_}", read_session(id_, calls, run.config), calls[0].text)
+    )
   new_count = sum(add_session(run.store, run.config, *found) for found in sessions)
   run.print(
     f"Imported {new_count} sessions; {len(sessions) - new_count} were already stored."
@@ -70,7 +71,6 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   names = config.models.names
   prices = prices_of(config.models)
   steps = []
-  task = calls[-1].task
   score = None
   for call in calls:
     # A provider answers with the dated name of a model.
@@ -94,7 +94,7 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:
       spec = boundary
-  return Episode(task, spec.key, 0, steps, score, "done")
+  return Episode(calls[-1].task, spec.key, 0, steps, score, "done")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ ELSEWHERE = {
   "exchange.score",
   "flags.check_variables",
   "learn.learn",
-  "learn.play_all",
+  "learn.play",
   "learn.play_session",
   "loop._count_failures",
   "offpolicy.estimate_router",

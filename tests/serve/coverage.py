@@ -19,9 +19,9 @@ from baar_jax.open import Loader
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_jax.store import read_run
+from baar_jax.store import Store, read_run
 from baar_serve.episodes import client_specs
-from baar_serve.offpolicy import estimate_means, list_mixes, read_sample
+from baar_serve.offpolicy import STORE, estimate_means, list_mixes, read_sample
 
 WEIGHTS = (0.2, 0.5, 1.0)
 TRIALS = 10
@@ -39,6 +39,15 @@ def play(run, spec, purpose, trials):
   return run.source.episodes(spec.key, Planned(spec, jobs), loader.build)
 
 
+class Served(Store):
+  """A store whose sessions begin at the time 0, as simulated time does."""
+
+  def episodes(self, policy):
+    for episode in super().episodes(policy):
+      episode.steps[0].started_s = 0.0
+      yield episode
+
+
 def main(directory, tasks, sessions, trials=TRIALS):
   """Print a row of the table for each cost weight."""
   run = Run(dataclasses.replace(read_run(directory), runs=str(directory.parent)))
@@ -47,7 +56,7 @@ def main(directory, tasks, sessions, trials=TRIALS):
   count = specs["stratified"].plans[0].count
   play(run, specs["random"], None, range(trials))
   play(run, specs["stratified"], "reference", range(1, count + 1))
-  sample, targets = read_sample(run.files(), run.store, mixes)
+  sample, targets = read_sample(run.files(), Served(directory / STORE), mixes)
   bounds = np.flatnonzero(sample.place_N == 0)[1:]
   rows_B = np.split(np.arange(len(sample.place_N)), bounds)
   task_B = np.array([sample.task_N[rows[0]] for rows in rows_B])

@@ -1,17 +1,19 @@
 """Test that one command plays an agent, trains, and goes on after it was killed."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
-import numpy as np
+import pandas as pd
 import pytest
-from endpoint import ASK, REPLY, assistant, user
+from endpoint import ASK, REPLY, Client, assistant, user
 
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import learn, measure_gain
+from baar_serve.learn import judge, learn
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -70,7 +72,9 @@ def start(tmp_path, upstream, monkeypatch):
 def run_command(tmp_path, upstream, name, *kills):
   """Run the command until it ends by itself; return its starts and its sessions."""
   tasks = tmp_path / "tasks.txt"
-  tasks.write_text("\n".join(f"{kind} {n}" for n in "abc" for kind in ("hard", "easy")))
+  tasks.write_text(
+    "\n".join(f"{kind} {n:>300}" for n in "abc" for kind in ("hard", "easy"))
+  )
   log = tmp_path / f"{name}.log"
   words = [sys.executable, tmp_path / "agent.py", log, *kills]
   agent = " ".join(map(str, words))
@@ -114,17 +118,35 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
     (5, "true", "has made no call, .* exit status is 0; see .*agent.log"),
     (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
     (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
+    (6, "{agent}; true", "a failed model has stopped it"),
+    (7, "{agent}", "the score 'much small-None-[0-9a-f]{12}-0 [1-4]"),
   ],
 )
 def test_what_cannot_be_scored_stops_the_command(
-  start, tmp_path, count, script, problem
+  start, tmp_path, upstream, count, script, problem
 ):
-  config = start("broken")
+  """Of six tasks, the second calls fail. Of seven, a command prints the score."""
+  if count == 6:
+    upstream.fault = lambda number, request: request["messages"][2:] and "503"
+  outcome = "echo much" * (count == 7)
+  config = dataclasses.replace(start("broken"), outcome=outcome)
   tasks = tmp_path / "tasks.txt"
   tasks.write_text("\n".join(map(str, range(count))))
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
     learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
+
+
+def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
+  def play(config, run, *_):
+    run.budget.settle(run.budget.reserve(1.0), 1.0)
+    return 1.0
+
+  monkeypatch.setattr("baar_serve.learn.AT_ONCE", 1)
+  monkeypatch.setattr("baar_serve.learn.play_session", play)
+  (tmp_path / "tasks.txt").write_text("a\nb\nc\nd\ne")
+  with pytest.raises(ValueError, match="has .0.5000 left, and 1 sessions may cost .1"):
+    learn(start("money"), "true", str(tmp_path / "tasks.txt"), 3.5)
 
 
 @pytest.fixture
@@ -140,7 +162,7 @@ def turns(monkeypatch):
 
 def test_collect_gives_a_session_what_its_task_still_needs(open_client, turns):
   """Tasks a and c are for training, b is a validation task. What has a score is no
-  option any more, and a session keeps its policy."""
+  option any more."""
   client = open_client(policy="collect", record_text=True)
 
   def play(session, task):
@@ -153,34 +175,57 @@ def test_collect_gives_a_session_what_its_task_still_needs(open_client, turns):
   assert [play(name, "c") for name in "45"] == ["always-small", "always-large"]
   client.post("/v1/sessions/1/score", {"score": 1.0})
   assert [play(name, "a") for name in "67"] == [mixed, "always-large"]
-  messages = [*ASK, assistant(REPLY), user("on")]
-  client.chat("3", messages=messages)
-  assert [state["policy"] for state in client.session("3")["conversations"]] == [mixed]
   assert client.run.store.tasks("train")[0].description == "go out"
+
+
+def test_collect_keeps_a_session_s_policy_after_a_restart(tmp_path, upstream, turns):
+  for name in "ab":
+    with Client(tmp_path, upstream, policy="collect", record_text=True) as client:
+      client.chat("s", {"x-baar-conversation": name})
+      found = [state["policy"] for state in client.session()["conversations"]]
+  assert found == ["always-small"] * 2
 
 
 def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client, turns):
   client = open_client(policy="collect")
-  body = {"model": "baar", "messages": ASK}
   names = []
   for messages in (ASK, ASK, [*ASK, assistant(REPLY), user("on")]):
-    answer = client.post("/v1/chat/completions", body | {"messages": messages})
-    names.append(answer.headers["x-baar-session-id"])
-  sessions = [client.session(name) for name in names]
-  assert [session["policy"] for session in sessions[:2]] == [
-    "always-small",
-    "always-large",
-  ]
-  assert names[2] in names[:2] and len(sessions[2]["conversations"]) == 1
+    names.append(client.chat("", messages=messages).headers["x-baar-session-id"])
+  policies = [client.session(name)["policy"] for name in names[:2]]
+  assert policies == ["always-small", "always-large"]
+  assert names[2] in names[:2] and len(client.conversations(names[2])) == 1
 
 
-def test_few_equal_scores_do_not_prove_equality():
-  """With two more tasks, the variance of six equal scores is 1 / 8, and 25 times as
-  many tasks would make its half of 0.25 as narrow as 0.05. Of fourteen tasks, twelve
-  of which are lost, the variance is 13 / 16 - (3 / 4)^2."""
-  equal = measure_gain(np.zeros(6))
-  assert (equal.mean, equal.half) == (0, pytest.approx(0.25))
-  assert equal.missing == 8 * 25 - 8
-  lost = measure_gain(np.array([-1.0] * 12 + [0, 0]))
-  assert (lost.mean, lost.half) == (-0.75, pytest.approx(2 * (1 / 4 / 16) ** 0.5))
-  assert lost.missing == 0
+@pytest.mark.parametrize(
+  "count, score, verdict, figures",
+  [
+    (48, 1, "serve baar", "+0.000 ± 0.040, corrected for few tasks. It saves 0%"),
+    (
+      48,
+      0,
+      "serve baar:large",
+      "-0.920 ± 0.087, corrected for few tasks. It saves 96%",
+    ),
+    (
+      4,
+      1,
+      "not settled by 4 tests; 1305 more tasks would settle it",
+      "+0.000 ± 0.333, corrected for few tasks. It saves 0%",
+    ),
+  ],
+)
+def test_few_equal_scores_do_not_settle_the_verdict(
+  monkeypatch, count, score, verdict, figures
+):
+  """With two more tasks, the variance of N equal scores is 1 / (N + 2), so the half is
+  2 / (N + 2). 6 (20 / 3)^2 = 266.7 tests would make 1 / 3 as narrow as 0.05: 261 more. If 46 of
+  48 tasks are lost, the variance is 47 / 50 - 0.92^2."""
+  rows = pd.DataFrame([[0] * count, [1] * count, [1, 1] + [score] * (count - 2)])
+  data = SimpleNamespace(per_task=lambda column: rows)
+  monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
+  monkeypatch.setattr("baar_serve.learn.load_default", lambda _: 0.1)
+  run = SimpleNamespace(files=dict, store=None, config=quickstart.get_config())
+  assert judge(run) == (
+    f"Verdict: {verdict}. The router's score against always-LARGE's: {figures} of "
+    "always-LARGE's dollars."
+  )

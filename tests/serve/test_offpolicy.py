@@ -3,11 +3,13 @@
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from baar_jax.episode import Episode, Step, Task
+from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.router.inputs import States
 from baar_serve import offpolicy
 from baar_serve.offpolicy import Sample, estimate_means
@@ -87,7 +89,9 @@ def read(monkeypatch):
 
 
 def test_a_drawn_mix_keeps_its_probability_for_the_session(read):
-  steps = [Step("", model, "", score=0.25 * model) for model in (1, 1, 0)]
+  steps = [
+    Step("", model, "", score=0.25 * model, started_s=0.0) for model in (1, 1, 0)
+  ]
   sample, targets = read(Episode("t", "strata", 0, steps, 1.0, "done"))
   # Half of the sessions play LARGE always, the others at each step with 1/2:
   # (1/2 + 1) / 2, (1/4 + 1) / 2, (1/8 + 0) / 2
@@ -96,6 +100,19 @@ def test_a_drawn_mix_keeps_its_probability_for_the_session(read):
   assert all((target.argmax(1) == 1).all() for target in targets.values())
 
 
-def test_too_few_sessions_are_refused_in_one_line(read):
+def test_imported_sessions_do_not_count(read):
+  """Their steps have no time. Nobody knows how their models were drawn."""
   with pytest.raises(ValueError, match="^No session of a random policy .*stratified.$"):
-    read()
+    read(Episode("t", "strata", 0, [Step("", 1, "")], 1.0, "done"))
+
+
+def test_too_few_effective_sessions_are_a_row_that_says_so():
+  rows = []
+  for tasks in (10, 2):
+    sample, target_NxA = enumerate_sessions(tasks)
+    read = mock.Mock(return_value=(sample, {ALWAYS_LARGE: target_NxA}))
+    changes = dict(Store=str, read_run=str, list_mixes=str, read_sample=read)
+    with mock.patch.multiple(offpolicy, **changes):
+      rows += offpolicy.list_estimates(None, Path(), 0.0)
+  assert (rows[0]["sessions"], rows[0]["effective"]) == (80, 40)
+  assert "count as 8.0 effective ones, fewer than 10" in rows[1]["estimate"]

@@ -106,10 +106,3 @@ def test_a_file_with_one_error_is_refused_as_a_whole(run):
   with pytest.raises(ValueError, match="line 3: a field is missing or wrong"):
     load(run, [*chat(), "text"])
   assert not len(run.store.table())
-
-
-def test_an_import_does_not_fix_addresses(run):
-  load(run, chat())
-  run.close()
-  run.config.models.base_urls = ("http://127.0.0.1:8/v1",)
-  Run(run.config).close()
