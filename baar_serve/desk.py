@@ -23,7 +23,7 @@ from baar_serve.request import (
   find_lowest,
   read_history,
 )
-from baar_serve.sessions import DAY_S, Sessions
+from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, Sessions
 from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
@@ -188,10 +188,14 @@ class Desk:
     named session, a client may have rewritten all replies: then a longer history of the
     same task continues its conversation.
 
+    A call without a name continues only a conversation whose replies it has all, or one
+    of the same task whose last reply it has or which has all of its replies.
+
     Of several conversations, the call continues one whose replies it has all, in their
     order; then one of the same task; then one that is not ahead of the call; then the
-    one with most of the call's replies; then the longest; then the one that has waited
-    longest.
+    one with most of the call's replies; then the longest; then one whose session has no
+    call in flight; then one without a refusal; then the one that has waited longest,
+    but not too long.
     """
     atoms = history.atoms
     place = len(history.actions)
@@ -202,7 +206,7 @@ class Desk:
         is_named, purse and purse.id, fields.conversation
       )
     elif purse or not fields.purse:
-      candidates = self._sessions.find_matches(key.name, purse, atoms, 0.0)
+      candidates = self._sessions.find_matches(key.name, purse, atoms, place, 0.0)
     if purse and not candidates and not fields.conversation:
       is_unnamed = "purse = ? AND name = '' AND changed_s > 0"
       for found in self._sessions.list_conversations(is_unnamed, purse.id):
@@ -214,21 +218,30 @@ class Desk:
       played = read_policy(state)
       if selected != played and selected.rule != COLLECT:
         continue
-      # A new task may begin with examples that are equal to replies of another one.
+      is_same_task = state.opening == history.opening
+      has_all = found.has_replies(atoms, found.records)
+      has_last = found.has_replies(atoms, found.records[-1:])
       own = {atom for record in found.records for atom in record.atoms}
-      is_longer = found.last_place < place or own >= {*atoms}
-      if not (is_longer or fields.conversation):
+      has_no_other = own >= {*atoms}
+      # A new task may begin with examples that are equal to replies of another one.
+      is_longer = found.last_place < place or has_no_other
+      # Tasks of other sessions may have some equal replies.
+      is_ours = purse or has_all or is_same_task and (has_last or has_no_other)
+      if not (is_longer and is_ours or fields.conversation):
         continue
       ranks[found] = (
-        found.has_replies(atoms, found.records),
-        state.opening == history.opening,
+        has_all,
+        is_same_task,
         # A changed cap has begun a new conversation, to which the call belongs.
         state.policy == self.find_spec(played, found.purse.cap).key,
         # A client may leave out the texts of replies that have tool calls.
         found.last_place < place,
-        found.has_replies(atoms, found.records[-1:]),
+        has_last,
         len(own.intersection(atoms)),
         len(found.records),
+        not found.purse.callers,
+        not self._sessions.count_refusals(found.purse),
+        time.time() - found.changed_s < LONGEST_WAIT_S,
         -found.changed_s,
       )
     return max(ranks, key=ranks.get, default=None)
@@ -236,7 +249,9 @@ class Desk:
   def _is_foreign(self, key: ClientKey, history: ClientHistory) -> bool:
     """Tell whether a new conversation has replies, none of which this server gave."""
     atoms = history.atoms
-    return bool(atoms) and not self._sessions.find_matches(key.name, None, atoms, -2.0)
+    return bool(atoms) and not self._sessions.find_matches(
+      key.name, None, atoms, 0, -2.0
+    )
 
   def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
@@ -327,8 +342,6 @@ class Desk:
       has_texts: whether the steps have their texts, as far as these are recorded.
     """
     left = purse.remaining_caps
-    conversations = self._sessions.list_conversations("purse = ?", purse.id)
-    count = "SELECT count(*) FROM refusals WHERE purse = ?"
     select = (
       "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
       "WHERE purse = ? AND kind IN (?, ?)"
@@ -350,10 +363,10 @@ class Desk:
       left_large_calls=left.calls,
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
-      refusals=self._sessions.read(count, purse.id)[0][0],
+      refusals=self._sessions.count_refusals(purse),
       conversations=[
         self._describe_conversation(conversation, has_texts)
-        for conversation in conversations
+        for conversation in self._sessions.list_conversations("purse = ?", purse.id)
       ],
       failures=failures,
     )

@@ -37,8 +37,9 @@ from baar_serve.routed import (
 )
 from baar_serve.sessions import Sessions
 
-# What has sound in the JSON text of a request.
-SOUND = re.compile('"type": "input_audio"|"data:audio/')
+# What has sound in the JSON text of a request. A text that quotes it has a backslash
+# before each quotation mark.
+SOUND = re.compile(r'"type": "(input_audio|audio_url)"|"\w*(url|data)": "data:audio/')
 # Most finished answers that are kept for retries.
 MOST_ANSWERS = 256
 
@@ -174,8 +175,6 @@ class Exchange:
       Refusal: the call has a wrong field.
     """
     fields = request.fields
-    client = request.key.name
-    form = request.form
     text = json.dumps(request.body, sort_keys=True)
     if SOUND.search(text):
       raise Refusal(
@@ -183,11 +182,15 @@ class Exchange:
         "This server refuses sound, whose tokens have a price of their own. "
         "Send its text.",
       )
-    digest = hash_text(text)
-    place = (client, form.path, fields.model_dump_json(), digest)
+    place = (
+      request.key.name,
+      request.form.path,
+      fields.model_dump_json(),
+      hash_text(text),
+    )
     earlier = [found for found in self._deliveries.pop(place, ()) if not found.is_over]
     for delivery in earlier:
-      is_shared = fields.purse is not None and not delivery.is_done
+      is_shared = fields.purse and not delivery.is_done
       if delivery.is_repeatable and (is_shared or delivery.is_dropped):
         delivery.is_dropped = False
         self._deliveries[place] = earlier
@@ -258,11 +261,11 @@ class Exchange:
       if routed and routed.last_attempt:
         routed.book_reply()
       call.purse.callers -= 1
-      is_named = call.request.fields.purse is not None
-      with contextlib.suppress(sqlite3.OperationalError):
-        is_gone = not routed and self.sessions.forget(call.purse, call.conversation)
-        if delivery.is_repeatable or is_gone or is_named:
-          delivery.call = None
+      if delivery.is_repeatable or call.request.fields.purse or not routed:
+        delivery.call = None
+      if not routed:
+        with contextlib.suppress(sqlite3.OperationalError):
+          self.sessions.forget(call.purse)
       delivery.finish()
 
   async def decide(self, call: ClientCall) -> RoutedCall:

@@ -186,22 +186,15 @@ class Conversation:
   def has_replies(self, atoms: Sequence[str], records: Sequence[Record]) -> bool:
     """Tell whether a call has the replies of some records, in their order.
 
-    The texts and the tool calls of one reply may come in any order.
+    The last tool call of a reply stands for it, since some clients leave out the texts
+    beside tool calls; and the text of a reply without tool calls.
 
     Args:
       atoms: the hashes of the replies in the call's history.
     """
-    rest = [*atoms]
-    for record in records:
-      end = 0
-      for atom in record.atoms:
-        if atom not in rest:
-          return False
-        place = rest.index(atom)
-        rest[place] = ""
-        end = max(end, place)
-      rest = rest[end:]
-    return True
+    rest = iter(atoms)
+    # Each search goes on after the reply that the one before it has found.
+    return all(record.atoms[-1] in rest for record in records if record.atoms)
 
 
 @dataclasses.dataclass(eq=False)

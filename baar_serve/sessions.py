@@ -32,6 +32,8 @@ from baar_serve.records import (
 # hashes of them are looked up, and this many conversations are compared.
 NEWEST_ATOMS = 32
 MOST_MATCHES = 200
+# A conversation that has waited longer than these seconds has probably ended.
+LONGEST_WAIT_S = 3600.0
 DAY_S = 86_400
 # Most conversations that stay in memory after their last call.
 MOST_KEPT = 5000
@@ -209,29 +211,49 @@ class Sessions:
     return conversations
 
   def find_matches(
-    self, client: str, purse: Purse | None, atoms: Sequence[str], since_s: float
+    self,
+    client: str,
+    purse: Purse | None,
+    atoms: Sequence[str],
+    place: int,
+    since_s: float,
   ) -> list[Conversation]:
     """Find the conversations that gave most of a call's last replies.
+
+    Of equal ones, these are the longest that are not ahead of the call, then those
+    without a refusal, then those that have waited longest, but not too long.
 
     Args:
       client: the name of the client's key.
       purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
+      place: the number of these replies.
       since_s: only conversations whose last call came later; 0 leaves out those that
         are over.
     """
     newest = atoms[-NEWEST_ATOMS:]
     select = (
-      "SELECT conversation, count(*) FROM atoms "
+      "SELECT conversation, (SELECT count(record) FROM attempts "
+      "WHERE attempts.conversation = conversations.id) AS steps FROM atoms "
       "JOIN conversations ON conversations.id = conversation "
       "JOIN purses ON purses.id = purse "
       f"WHERE atom IN ({', '.join('?' * len(newest))}) "
       "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
-      "GROUP BY 1 ORDER BY 2 DESC, 1 DESC LIMIT ?"
+      "GROUP BY 1 ORDER BY count(DISTINCT atom) DESC, steps > ?, steps DESC, "
+      "EXISTS (SELECT 1 FROM refusals WHERE refusals.purse = purses.id), "
+      "conversations.changed_s < ?, conversations.changed_s LIMIT ?"
     )
     matches = []
-    values = (*newest, client, purse and purse.id, since_s, MOST_MATCHES)
-    for id_, _ in self.read(select, *values):
+    for id_, _ in self.read(
+      select,
+      *newest,
+      client,
+      purse and purse.id,
+      since_s,
+      place,
+      time.time() - LONGEST_WAIT_S,
+      MOST_MATCHES,
+    ):
       matches += self.list_conversations("id = ?", id_)
     return matches
 
@@ -352,37 +374,35 @@ class Sessions:
       purse.large_calls -= step.model != SMALL
     self.changed.set()
 
-  def forget(self, purse: Purse, conversation: Conversation | None) -> bool:
+  def forget(self, purse: Purse) -> None:
     """End a call that was refused: store its time, or delete what it has begun.
 
     A purse without an attempt is deleted, so that the next call of its name sets the
     caps, and so is a conversation without one.
 
-    Returns:
-      True if no attempt was made in the conversation.
-
     Raises:
       sqlite3.OperationalError: the file cannot be written; nothing has changed then.
     """
-    id_ = conversation and conversation.id
-    select = "SELECT DISTINCT conversation FROM attempts WHERE purse = ?"
-    attempted = self.read(select, purse.id)
-    is_new = (id_,) not in attempted
-    statements = []
-    if attempted:
-      statements.append(("INSERT INTO refusals VALUES (?, ?)", (purse.id, time.time())))
-    if not purse.callers:
-      statements.append(
-        (
-          "DELETE FROM conversations WHERE purse = ? AND NOT EXISTS "
-          "(SELECT 1 FROM attempts WHERE conversation = conversations.id)",
-          (purse.id,),
-        )
+    statements = [
+      (
+        "INSERT INTO refusals SELECT DISTINCT purse, ? FROM attempts WHERE purse = ?",
+        (time.time(), purse.id),
       )
-    if not (purse.callers or attempted):
-      statements.append(("DELETE FROM purses WHERE id = ?", (purse.id,)))
+    ]
+    if not purse.callers:
+      for delete in (
+        "DELETE FROM conversations WHERE purse = ? AND NOT EXISTS "
+        "(SELECT 1 FROM attempts WHERE conversation = conversations.id)",
+        "DELETE FROM purses WHERE id = ? AND NOT EXISTS "
+        "(SELECT 1 FROM attempts WHERE purse = purses.id)",
+      ):
+        statements.append((delete, (purse.id,)))
     self.commit(*statements)
-    return is_new
+
+  def count_refusals(self, purse: Purse) -> int:
+    """Count the calls of a purse that were refused after its first attempt."""
+    select = "SELECT count(*) FROM refusals WHERE purse = ?"
+    return self.read(select, purse.id)[0][0]
 
   def _update_record(self, record: Record) -> Statement:
     """Return the statement that writes the record of an attempt."""

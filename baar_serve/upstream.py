@@ -68,7 +68,7 @@ FAMILIES = {
 ASSUMED_REPLY = 128_000
 # A model's words for a limit on the reply that is too high for it.
 TOO_HIGH = re.compile(
-  r"(?!.*(unsupported|unknown|unrecognized|not (supported|permitted)))"
+  r"(?!.*(unsupported|unknown|unrecognized|not (supported|permitted)|least|minimum))"
   r"(?=.*\d{3}).*(max\w*_tokens|completion|context length)"
 )
 
@@ -348,11 +348,13 @@ class Upstream(Client):
     answer = await send(request)
     is_refused = isinstance(answer, Outcome) and answer.status in (400, 422)
     message = answer.message.lower() if is_refused else ""
+    # A limit that a cap has shrunk may as well be too low.
+    is_longest = offer.is_sent and offer.reply_tokens == prepared.most_tokens
     if REASONING.search(message):
       # The tokens of the second request bound no later one.
       call.prefix = None
       answer = await send(drop_reasoning(request))
-    elif offer.is_sent and prepared.is_ours and TOO_HIGH.match(message):
+    elif is_longest and prepared.is_ours and TOO_HIGH.match(message):
       # No reply of the model is longer than the refused limit, so its cost is bounded.
       answer = await send(prepared.request)
     if isinstance(answer, Whole):

@@ -19,7 +19,6 @@ from standin import StandIn
 
 from baar_jax.llms import provider
 from baar_serve import __main__ as serve
-from baar_serve import exchange
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.sessions import Sessions
 
@@ -51,7 +50,6 @@ LOST = (httpx2.TransportError, httpx2.StreamError)
 def serve_forever(config: ServeConfig) -> None:
   """Serve in a process of its own, whose disk is full at some of its writes."""
   provider.BACKOFF_S = 0.01
-  exchange.WATCH_S = 0.1
   execute = Sessions._execute
   draw = random.Random(str(time.time()))
 

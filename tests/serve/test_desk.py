@@ -100,6 +100,35 @@ def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path
   assert [len(found["steps"]) for found in session["conversations"]] == [1]
 
 
+def test_a_reply_in_common_joins_no_sessions(client, upstream):
+  """A and B begin with one reply. B goes on after its score; C comes from elsewhere."""
+  upstream.answer = ["ls", "ls", "cat", "make", "", ""]
+  histories = {task: [user(task)] for task in "AB"}
+  histories["C"] = [user("C"), assistant("ls"), assistant("make")]
+  ids = []
+  for task in "ABABBC":
+    if len(ids) == 4:
+      client.score(1, ids[-1])
+    answer = client.chat("", messages=histories[task])
+    ids.append(answer.headers["x-baar-session-id"])
+    histories[task].append(answer.json()["choices"][0]["message"])
+  assert [ids.index(name) for name in ids] == [0, 1, 0, 1, 4, 5]
+
+
+def test_the_equal_task_that_waited_longest_goes_on(client, monkeypatch):
+  """Of five, three are compared. A sixth one ended long ago."""
+  monkeypatch.setattr("baar_serve.sessions.MOST_MATCHES", 3)
+  client.chat("")
+  sessions = client.exchange.sessions
+  (ended,) = sessions.list_conversations("id = 1")
+  ended.changed_s = 1.0
+  for turns in range(3):
+    for _ in range(5):
+      client.chat("", messages=[*ASK, *[assistant(REPLY), *ASK] * turns])
+  found = sessions.list_conversations("id > 0")
+  assert [len(conversation.records) for conversation in found] == [3] * 5 + [1]
+
+
 @pytest.mark.parametrize("atoms, has", [("bac", True), ("cab", False), ("ac", False)])
 def test_a_reply_may_come_back_in_another_order(atoms, has):
   replies = [SimpleNamespace(atoms=atoms) for atoms in ("ab", "c")]

@@ -134,6 +134,17 @@ def test_a_hang_is_reported_as_a_hang(open_client, upstream):
   assert session["in_flight"] == 0 and session["spent_usd"] > 0
 
 
+def test_a_refused_session_refuses_no_later_task(client):
+  """Each run of the task needs $0.0006 for its third call."""
+  for cap, last in (("0.00063", 402), ("0.00063", 402), ("1", 200)):
+    for turns, status in enumerate((200, 200, last)):
+      messages = [*ASK, *[assistant(REPLY), *ASK] * turns]
+      answer = client.chat("", {"x-baar-max-usd": cap}, messages=messages)
+      assert answer.status_code == status
+  sessions = client.http.get("/v1/sessions").json()["data"]
+  assert [session["refusals"] for session in sessions] == [0, 1, 1]
+
+
 @pytest.mark.parametrize("name", ["", "s"])
 def test_a_refused_first_call_leaves_nothing_behind(client, name):
   cap = {"x-baar-max-usd": "1e-6"}
@@ -142,3 +153,10 @@ def test_a_refused_first_call_leaves_nothing_behind(client, name):
   assert client.http.get("/v1/sessions").json()["data"] == []
   whole = client.chat(name, {"x-baar-max-usd": "1"})
   assert whole.headers["x-baar-left-usd"] > "0.99"
+
+
+def test_sound_is_refused_and_texts_about_it_are_not(client):
+  statuses = []
+  for content in ('src = "data:audio/wav;base64,A"', [{"type": "audio_url"}]):
+    statuses.append(client.chat(messages=[user(content)]).status_code)
+  assert statuses == [200, 400]

@@ -181,6 +181,7 @@ def test_models_of_one_tokenizer_share_counts(
     (None, None, [None], 200),
     (1.0, None, [128_000], 200),
     (1.0, "400 max_tokens is too large: 128000", [128_000, None], 200),
+    (0.002, "400 max_tokens must be >= 1024", [945], 400),
     (1.0, "400 unsupported parameter: max_tokens at 2025-01-01", [128_000], 400),
     (None, "400 longer than the context length", [None], 400),
   ],
