@@ -127,7 +127,7 @@ def test_what_cannot_be_scored_stops_the_command(
 ):
   """Of six tasks, the second calls fail. Of seven, a command prints the score."""
   if count == 6:
-    upstream.fault = lambda number, request: request["messages"][2:] and "503"
+    upstream.fault = lambda _, request: "503" if request["messages"][2:] else None
   outcome = "echo much" * (count == 7)
   config = dataclasses.replace(start("broken"), outcome=outcome)
   tasks = tmp_path / "tasks.txt"
