@@ -60,6 +60,13 @@ CASES = [
     "--config.env.options={'short_tasks':True}",
   ),
   (
+    "...Port out of range...",
+    command,
+    "--config.models.kind=chat",
+    "--config.models.base_urls=('http://localhost:65536/v1',)",
+    "--config.max_usd=1",
+  ),
+  (
     "...Not a directory: 'README.md/quickstart'",
     lambda tmp: command("README.md"),
   ),

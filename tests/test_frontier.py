@@ -36,7 +36,6 @@ def test_pareto_agrees_with_the_definition(points):
 @pytest.mark.parametrize(
   ("points", "expected"),
   [
-    ([(0.5, 0.1), (3.0, 0.45)], 0.5),  # worse than SMALL, below the line
     ([(0.2, 0.5)], 3 / 4),  # clipped to x = 0: y = 1/2, then (1/2 + 1) / 2
     ([(9.0, 0.7)], 3 / 4),  # clipped to x = 1: triangle of height 3/2
   ],
