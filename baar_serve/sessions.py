@@ -68,7 +68,7 @@ class Sessions:
     # The number of commits, and how many of them are on the disk.
     self._commits = 0
     self._safe_commits = 0
-    self._run_budget = run_budget or DollarBudget(None)
+    self._run_budgets = [run_budget] if run_budget else []
     # Purses and conversations that a call in progress is using. All others are read
     # from disk when they are needed.
     self._purses: Mapping[int, Purse] = weakref.WeakValueDictionary()
@@ -262,8 +262,8 @@ class Sessions:
     return self._db.execute(select, values).fetchall()
 
   def _budgets(self, purse: Purse) -> list[DollarBudget]:
-    """Return the budgets that pay for an attempt: the purse's and the run's."""
-    return [purse.dollars, self._run_budget]
+    """Return the budgets that pay for an attempt: the purse's, and a capped run's."""
+    return [purse.dollars, *self._run_budgets]
 
   def unspent_usd(self, purse: Purse) -> float:
     """Return what a call of a purse might cost if no attempt were in flight."""

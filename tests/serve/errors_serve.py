@@ -107,7 +107,7 @@ def decide(app: App) -> RoutedCall:
 
 def decide_beside_another_session(app: App) -> None:
   sessions = app.exchange.sessions
-  sessions._run_budget = DollarBudget(1.0)
+  sessions._run_budgets = [DollarBudget(1.0)]
   other = sessions.open_purse("", "other", Cap())
   sessions.begin(other, None, Step("", 0, ""), 1.0)
   decide(app)
