@@ -325,7 +325,7 @@ def escalate_once(advantage_A: np.ndarray, models: Sequence[int]) -> int:
   With two models SMALL acts until the value heads choose LARGE once, and then LARGE
   acts to the end (arXiv 2607.00053).
   """
-  return max([int(advantage_A.argmax()), *models])
+  return max([pick_best(advantage_A, models), *models])
 
 
 LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
