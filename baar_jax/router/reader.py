@@ -27,7 +27,8 @@ from baar_jax.router.weights import find_shape
 LONG = 1024
 # The router is compiled for each of these numbers of new tokens per row (NEW_TOKENS),
 # with each of these numbers of rows (ROWS). Other batches are padded to the next size.
-NEW_TOKENS = (32, 64, 128, 256)
+# 144 holds a step of configs/sciworld.py in any tokenizer.
+NEW_TOKENS = (32, 64, 144, 256)
 ROWS = (1, 4, 16, 64)
 # The price of the router's own compute (our choice), in US dollars.
 USD_PER_TOKEN = 0.02 / 1e6
