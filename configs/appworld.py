@@ -1,6 +1,6 @@
 """Configure AppWorld without a key on a CPU, or in the paper's setting.
 
-The setting :paper is the paper's setting, with the differences that configs/sciworld.py
+The setting :paper is the paper's setting, with the differences that docs/evaluation.md
 lists.
 """
 

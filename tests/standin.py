@@ -43,7 +43,7 @@ class StandIn(ThreadingHTTPServer):
   """
 
   daemon_threads = True
-  request_queue_size = 128
+  request_queue_size = 4096
   retry_after = "0.01"
   stall_s = 5.0
   chunk_s = 0.0

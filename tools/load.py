@@ -80,7 +80,8 @@ def pass_through(url: str, port: int) -> None:
     return Response(answer.content, answer.status_code)
 
   routes = [Route("/chat/completions", relay, methods=["POST"])]
-  uvicorn.run(Starlette(routes=routes), port=port, log_level="warning")
+  app = Starlette(routes=routes)
+  uvicorn.run(app, port=port, log_level="warning", timeout_keep_alive=600)
 
 
 def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
@@ -89,19 +90,22 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
     time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
     return schedules.WORDS
 
-  size, models = (int(sessions), int(steps)), StandIn(answer)
+  size = (int(sessions), int(steps))
+  # Each target has a stand-in of its own: one that has seen more prompts is slower.
+  direct, relayed, routed = (StandIn(answer) for _ in range(3))
   forking = multiprocessing.get_context("fork")
-  forking.Process(target=models.serve_forever, daemon=True).start()
+  for models in (direct, relayed, routed):
+    forking.Process(target=models.serve_forever, daemon=True).start()
   with closing(socket.create_server(("127.0.0.1", 0))) as free:
     port = free.getsockname()[1]
-  forking.Process(target=pass_through, args=(models.url, port), daemon=True).start()
+  forking.Process(target=pass_through, args=(relayed.url, port), daemon=True).start()
   with tempfile.TemporaryDirectory() as runs:
-    upstreams = UpstreamsConfig(base_urls=(models.url,))
+    upstreams = UpstreamsConfig(base_urls=(routed.url,))
     config = ServeConfig(runs=runs, router=router, max_usd=5.0, models=upstreams)
     schedules.serve_forever = serve.serve  # without a full disk
     with closing(schedules.Server(config)) as server:
       urls = {
-        "direct": (models.url, "gpt-4.1"),
+        "direct": (direct.url, "gpt-4.1"),
         "proxy": (f"http://127.0.0.1:{port}", "gpt-4.1"),
         "endpoint": (f"{server.url}/v1", "baar"),
       }
