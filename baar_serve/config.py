@@ -93,7 +93,7 @@ class ServeConfig:
     aliases: Pairs of a pattern of model names that clients send, and the name that
       takes its place.
     outcome: Command with which `python -m baar_serve.learn` scores a session; it gets
-      the session's name and the conversation's number, and prints the score.
+      the session's name, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
     max_sessions: Number of sessions for which the router's KV cache has room.
     traces: File or directory that `python -m baar_serve.traces` and

@@ -62,7 +62,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
   names = []
   if agent:
     lines = require_file(Path(path)).read_text().splitlines()
-    names = [line.strip() for line in lines if line.strip()]
+    names = [*filter(None, map(str.strip, lines))]
     if len({*names}) < len(SPLIT_OF) or not max_usd:
       raise ValueError(
         f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
@@ -87,6 +87,8 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
         if agent and needs:
           play_all(config, run, needs, agent)
       if split == "train":
+        if run.store.table().empty:
+          raise ValueError(f"{run.dir} has no scored session to train on.")
         collect.update_vocabulary(run)
         run.store.finish("references")
         train.value(run)
@@ -262,8 +264,7 @@ def play_session(
       "again."
     )
   if config.outcome:
-    number = str(session["conversations"][0]["id"])
-    outcome = [*shlex.split(config.outcome), name, number]
+    outcome = [*shlex.split(config.outcome), name]
     text = subprocess.run(outcome, stdout=subprocess.PIPE, text=True).stdout
   try:
     body = {"score": float(text), "task": need.task.id}

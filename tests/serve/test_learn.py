@@ -119,7 +119,7 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
     (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
     (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
     (6, "{agent}; true", "a failed model has stopped it"),
-    (7, "{agent}", "the score 'much small-None-[0-9a-f]{12}-0 [1-4]"),
+    (7, "{agent}", r"the score 'much small-None-[0-9a-f]{12}-0\\n'"),
   ],
 )
 def test_what_cannot_be_scored_stops_the_command(
@@ -135,6 +135,11 @@ def test_what_cannot_be_scored_stops_the_command(
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
     learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
+
+
+def test_training_without_a_session_is_refused(start):
+  with pytest.raises(ValueError, match="no scored session"):
+    learn(start("empty"), "", "", 1.0)
 
 
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
