@@ -15,12 +15,12 @@ from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
 from baar_serve.records import Conversation, Purse, State
 from baar_serve.request import (
-  CallFields,
   ClientHistory,
   ClientKey,
   ClientRequest,
   Refusal,
   find_lowest,
+  hash_prefix,
   read_history,
 )
 from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, Sessions
@@ -104,7 +104,7 @@ class Desk:
     history = read_history(request.body, request.form)
     selected = self.assigned.get(fields.purse) or self._select(fields.model_name)
     purse = fields.purse and self._sessions.find_purse(key.name, fields.purse)
-    conversation = self._match(key, fields, history, selected, purse)
+    conversation = self._match(request, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
     limits = Cap(
@@ -141,7 +141,6 @@ class Desk:
         description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
-        program=request.headers.get("user-agent", "").partition(" ")[0][:80],
         is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
@@ -176,8 +175,7 @@ class Desk:
 
   def _match(
     self,
-    key: ClientKey,
-    fields: CallFields,
+    request: ClientRequest,
     history: ClientHistory,
     selected: SelectedPolicy,
     purse: Purse | None,
@@ -189,56 +187,63 @@ class Desk:
     same task continues its conversation.
 
     A call without a name continues only a conversation whose replies it has all, or one
-    of the same task whose last reply it has or which has all of its replies.
+    of the same task whose last reply it has or which has all of its replies: tasks of
+    other sessions may have some equal replies, and a new task may begin with examples
+    that are equal to replies of another one.
 
     Of several conversations, the call continues one whose replies it has all, in their
     order; then one of the same task; then one that is not ahead of the call; then the
-    one with most of the call's replies; then the longest; then one whose session has no
-    call in flight; then one without a refusal; then the one that has waited longest,
-    but not too long.
+    one with most of the call's replies; then the longest; then one whose prompt, with
+    all ids, begins the call's; then one whose session has no call in flight; then one
+    without a refusal; then the one that has waited longest, but not too long. A client
+    may leave out the texts of replies that have tool calls, so it may seem ahead.
     """
+    fields = request.fields
     atoms = history.atoms
     place = len(history.actions)
     candidates = []
     if fields.conversation:
-      is_named = "purse = ? AND name = ? AND changed_s > 0"
       candidates = self._sessions.list_conversations(
-        is_named, purse and purse.id, fields.conversation
+        "purse = ? AND name = ? AND changed_s > 0",
+        purse and purse.id,
+        fields.conversation,
       )
     elif purse or not fields.purse:
-      candidates = self._sessions.find_matches(key.name, purse, atoms, place, 0.0)
+      candidates = self._sessions.find_matches(
+        request.key.name, purse, atoms, place, 0.0
+      )
     if purse and not candidates and not fields.conversation:
-      is_unnamed = "purse = ? AND name = '' AND changed_s > 0"
-      for found in self._sessions.list_conversations(is_unnamed, purse.id):
+      for found in self._sessions.list_conversations(
+        "purse = ? AND name = '' AND changed_s > 0", purse.id
+      ):
         if found.state.opening == history.opening and found.last_place < place:
           candidates.append(found)
     ranks = {}
     for found in candidates:
-      state = found.state
-      played = read_policy(state)
+      played = read_policy(found.state)
       if selected != played and selected.rule != COLLECT:
         continue
-      is_same_task = state.opening == history.opening
+      is_same_task = found.state.opening == history.opening
       has_all = found.has_replies(atoms, found.records)
-      has_last = found.has_replies(atoms, found.records[-1:])
       own = {atom for record in found.records for atom in record.atoms}
       has_no_other = own >= {*atoms}
-      # A new task may begin with examples that are equal to replies of another one.
       is_longer = found.last_place < place or has_no_other
-      # Tasks of other sessions may have some equal replies.
-      is_ours = purse or has_all or is_same_task and (has_last or has_no_other)
+      has_some = has_no_other or found.has_replies(atoms, found.records[-1:])
+      is_ours = purse or has_all or is_same_task and has_some
       if not (is_longer and is_ours or fields.conversation):
         continue
       ranks[found] = (
         has_all,
         is_same_task,
         # A changed cap has begun a new conversation, to which the call belongs.
-        state.policy == self.find_spec(played, found.purse.cap).key,
-        # A client may leave out the texts of replies that have tool calls.
+        found.state.policy == self.find_spec(played, found.purse.cap).key,
         found.last_place < place,
-        has_last,
         len(own.intersection(atoms)),
         len(found.records),
+        any(
+          hash_prefix(request.form, request.body, cache.messages) == cache.digest
+          for cache in found.caches.values()
+        ),
         not found.purse.callers,
         not self._sessions.count_refusals(found.purse),
         time.time() - found.changed_s < LONGEST_WAIT_S,
@@ -312,7 +317,7 @@ class Desk:
     marks["failed"] = len(session["failures"])
     marks["in flight"] = session["in_flight"]
     score = None
-    conversation = dict(task_id="side calls", description="", program="")
+    conversation = dict(task_id="side calls", description="")
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
@@ -330,7 +335,6 @@ class Desk:
       usd=session["spent_usd"],
       cap_usd=session["usd_limit"],
       marks=", ".join(f"{count} {name}" for name, count in marks.items() if count),
-      program=conversation["program"],
       client=purse.client,
       changed_s=purse.changed_s,
     )

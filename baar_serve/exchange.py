@@ -197,8 +197,9 @@ class Exchange:
         return delivery
     failed = next((found for found in earlier if found.is_done and found.call), None)
     if failed:
-      # The client repeats a call after an error; its session has no other name.
       earlier.remove(failed)
+    if failed and not failed.call.is_overtaken:
+      # The client repeats a call after an error; its session has no other name.
       call = dataclasses.replace(failed.call, start_s=time.monotonic())
     else:
       call = receive(request)

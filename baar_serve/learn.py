@@ -119,7 +119,6 @@ def judge(run: Run) -> str:
       listed.append(spec)
   data = load_split(run.store, listed, run.config, "test")
   _, large_N, router_N = data.per_task("score").to_numpy()
-  _, large_usd, router_usd = data.per_task("cost_usd").mean(axis=1)
   gain = measure_gain(router_N - large_N)
   verdict = "serve baar:large" if gain.mean < -gain.half else "serve baar"
   if gain.missing:
@@ -129,8 +128,7 @@ def judge(run: Run) -> str:
     )
   return (
     f"Verdict: {verdict}. The router's score against always-LARGE's: "
-    f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks. "
-    f"It saves {1 - router_usd / large_usd:.0%} of always-LARGE's dollars."
+    f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks."
   )
 
 

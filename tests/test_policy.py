@@ -15,10 +15,9 @@ from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
-from baar_jax.llms.scripted import Account, ScriptedJudge
 from baar_jax.rivals.families import escalate_once
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
-from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
+from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
@@ -251,18 +250,3 @@ def test_a_judge_is_shown_the_prompt_and_billed(text, model):
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
   step = move.decision.make_step("")
   assert [step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
-
-
-def test_the_scripted_judge_reads_the_prompt():
-  ask = "\nWhich model should act next, SMALL or BIG?\nDecision:"
-  done = "Step 1 [Model: SMALL] action: go\nresult: {}"
-  billing = Billing((Price(1.0, 0.5, 4.0),), (None,))
-  judge = ScriptedJudge(Account(billing, unlimited))
-  answers = {
-    "Previous steps: none": "BIG",
-    done.format("a hall"): "SMALL",
-    done.format("Nothing happens."): "BIG",
-    "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall": "BIG",
-  }
-  for text, answer in answers.items():
-    assert judge.reply([{"role": "user", "content": text + ask}], 0).text == answer

@@ -62,26 +62,44 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   assert len({call.conversation.id for call in twins}) == 2
 
 
-@pytest.mark.parametrize("numbers, are_equal", [("000000", True), ("001234", False)])
-def test_tasks_without_our_texts_stay_apart(client, upstream, numbers, are_equal):
-  """Two clients keep the tool calls of each reply, but not its text."""
-  upstream.answer = [Reply("Now.", [("go", {"to": number})]) for number in numbers]
-  first = [*ASK]
-  second = [*ASK]
-  ids = {"first": set(), "second": set()}
-  for tasks in [(first, second), (first, second), (second, first)]:
-    for messages in tasks:
-      answer = client.chat("", messages=messages)
-      task = "first" if messages is first else "second"
+def play_equal_tasks(client, order, **changed):
+  """Play tasks without names that begin equally; return their sessions and steps."""
+  histories = {task: [*ASK] for task in order}
+  ids = {task: set() for task in order}
+  for task in order:
+    answer = client.chat("", messages=histories[task])
+    if answer.status_code == 200:
       ids[task].add(answer.headers["x-baar-session-id"])
-      reply = answer.json()["choices"][0]["message"] | {"content": None}
+      reply = answer.json()["choices"][0]["message"] | changed
       result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"]}
-      messages += [reply, result | {"content": "done"}]
+      histories[task] += [reply, result | {"content": "done " * 60}]
   sessions = client.http.get("/v1/sessions").json()["data"]
-  counts = [len(session["conversations"][0]["steps"]) for session in sessions]
-  assert counts == [3, 3]
-  # Equal calls of equal tasks cannot be told apart.
-  assert are_equal or not ids["first"] & ids["second"]
+  return ids, [len(session["conversations"][0]["steps"]) for session in sessions]
+
+
+def test_tasks_without_our_texts_stay_apart(client, upstream):
+  """Two clients keep the tool calls of each reply, but not its text."""
+  upstream.answer = [Reply("Now.", [("go", {"to": number})]) for number in "001234"]
+  ids, counts = play_equal_tasks(client, "ababba", content=None)
+  assert counts == [3, 3] and not ids["a"] & ids["b"]
+
+
+@pytest.mark.parametrize(
+  "order, fault, settings, steps",
+  [
+    # The second call of a fails, then b takes its session.
+    ("aabba", [None, "503"], {"models": {"retries": 0}}, 2),
+    # One alone makes 8 under this cap. Only a prompt with its own ids has a close bound.
+    ("abba" * 4, [], {"max_usd": 0.003}, 8),
+  ],
+)
+def test_equal_tasks_keep_their_sessions(
+  open_client, upstream, order, fault, settings, steps
+):
+  upstream.answer = Reply("Now.", [("go", {})])
+  upstream.fault = fault
+  _, counts = play_equal_tasks(open_client(**settings), order)
+  assert counts == [steps, steps]
 
 
 def test_equal_replies_of_another_client_are_not_continued(open_client, tmp_path):
