@@ -123,7 +123,7 @@ class Desk:
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
     task_id = fields.task_id or history.opening
-    is_side = conversation is None and self._is_side_call(purse, request)
+    is_side = not conversation and self._is_side_call(purse, request)
     if selected.rule == COLLECT and conversation:
       selected = read_policy(conversation.state)
     elif selected.rule == COLLECT and not is_side:
@@ -192,11 +192,12 @@ class Desk:
     that are equal to replies of another one.
 
     Of several conversations, the call continues one whose replies it has all, in their
-    order; then one of the same task; then one that is not ahead of the call; then the
-    one with most of the call's replies; then the longest; then one whose prompt, with
-    all ids, begins the call's; then one whose session has no call in flight; then one
-    without a refusal; then the one that has waited longest, but not too long. A client
-    may leave out the texts of replies that have tool calls, so it may seem ahead.
+    order; then one of the same task; then one that no changed cap has ended; then one
+    that is not ahead of the call; then the one with most of the call's replies; then
+    the longest; then one whose session has no call in flight; then one whose last
+    prompt, with all ids, begins the call's; then one without a refusal; then the one
+    that has waited longest, but not too long. A client may leave out the texts of
+    replies that have tool calls, so it may seem ahead.
     """
     fields = request.fields
     atoms = history.atoms
@@ -212,12 +213,12 @@ class Desk:
       candidates = self._sessions.find_matches(
         request.key.name, purse, atoms, place, 0.0
       )
-    if purse and not candidates and not fields.conversation:
-      for found in self._sessions.list_conversations(
-        "purse = ? AND name = '' AND changed_s > 0", purse.id
-      ):
-        if found.state.opening == history.opening and found.last_place < place:
-          candidates.append(found)
+      if purse and not candidates:
+        for found in self._sessions.list_conversations(
+          "purse = ? AND name = '' AND changed_s > 0", purse.id
+        ):
+          if found.state.opening == history.opening and found.last_place < place:
+            candidates.append(found)
     ranks = {}
     for found in candidates:
       played = read_policy(found.state)
@@ -235,16 +236,16 @@ class Desk:
       ranks[found] = (
         has_all,
         is_same_task,
-        # A changed cap has begun a new conversation, to which the call belongs.
         found.state.policy == self.find_spec(played, found.purse.cap).key,
         found.last_place < place,
         len(own.intersection(atoms)),
         len(found.records),
+        not found.purse.callers,
         any(
           hash_prefix(request.form, request.body, cache.messages) == cache.digest
-          for cache in found.caches.values()
+          for record in found.records[-1:]
+          if (cache := record.cache)
         ),
-        not found.purse.callers,
         not self._sessions.count_refusals(found.purse),
         time.time() - found.changed_s < LONGEST_WAIT_S,
         -found.changed_s,
@@ -253,9 +254,8 @@ class Desk:
 
   def _is_foreign(self, key: ClientKey, history: ClientHistory) -> bool:
     """Tell whether a new conversation has replies, none of which this server gave."""
-    atoms = history.atoms
-    return bool(atoms) and not self._sessions.find_matches(
-      key.name, None, atoms, 0, -2.0
+    return bool(history.atoms) and not self._sessions.find_matches(
+      key.name, None, history.atoms, 0, -2.0
     )
 
   def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
@@ -317,7 +317,7 @@ class Desk:
     marks["failed"] = len(session["failures"])
     marks["in flight"] = session["in_flight"]
     score = None
-    conversation = dict(task_id="side calls", description="")
+    conversation = dict(description="side calls")
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
