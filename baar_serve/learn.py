@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -61,8 +62,8 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
   """
   names = []
   if agent:
-    lines = require_file(Path(path)).read_text().splitlines()
-    names = [*filter(None, map(str.strip, lines))]
+    text = require_file(Path(path)).read_text()
+    names = re.findall(r"\S.*\S|\S", text)
     if len({*names}) < len(SPLIT_OF) or not max_usd:
       raise ValueError(
         f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "

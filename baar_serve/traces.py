@@ -74,7 +74,7 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   score = None
   for call in calls:
     # A provider answers with the dated name of a model.
-    name = DATE.sub("", call.model)
+    name = call.model if call.model in names else DATE.sub("", call.model)
     if name not in names:
       raise ValueError(
         f"Session {id_!r:.80} has the model {call.model!r:.80}. "
