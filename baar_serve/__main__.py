@@ -83,7 +83,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
     log_level="warning",
     limit_concurrency=MOST_CONNECTIONS,
     timeout_graceful_shutdown=GRACE_S,
-    timeout_keep_alive=75,  # longer than clients keep an idle connection (s)
+    timeout_keep_alive=120,  # longer than clients keep an idle connection (s)
     ws="none",
   )
   return uvicorn.Server(config)

@@ -141,6 +141,7 @@ class Desk:
         description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
+        program=request.headers.get("user-agent", "").partition(" ")[0],
         is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
@@ -317,7 +318,7 @@ class Desk:
     marks["failed"] = len(session["failures"])
     marks["in flight"] = session["in_flight"]
     score = None
-    conversation = dict(description="side calls")
+    conversation = dict(description="side calls", program="")
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
@@ -335,6 +336,7 @@ class Desk:
       usd=session["spent_usd"],
       cap_usd=session["usd_limit"],
       marks=", ".join(f"{count} {name}" for name, count in marks.items() if count),
+      program=conversation["program"],
       client=purse.client,
       changed_s=purse.changed_s,
     )

@@ -198,7 +198,9 @@ class Exchange:
     failed = next((found for found in earlier if found.is_done and found.call), None)
     if failed:
       earlier.remove(failed)
-    if failed and not failed.call.is_overtaken:
+    # An equal task may have brought the conversation as far since then.
+    mine = failed and failed.call.conversation
+    if failed and not (mine and mine.last_place >= len(failed.call.history.actions)):
       # The client repeats a call after an error; its session has no other name.
       call = dataclasses.replace(failed.call, start_s=time.monotonic())
     else:

@@ -62,8 +62,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
   """
   names = []
   if agent:
-    text = require_file(Path(path)).read_text()
-    names = re.findall(r"\S.*\S|\S", text)
+    names = re.findall(r"\S.*\S|\S", require_file(Path(path)).read_text())
     if len({*names}) < len(SPLIT_OF) or not max_usd:
       raise ValueError(
         f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
@@ -88,8 +87,6 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
         if agent and needs:
           play_all(config, run, needs, agent)
       if split == "train":
-        if run.store.table().empty:
-          raise ValueError(f"{run.dir} has no scored session to train on.")
         collect.update_vocabulary(run)
         run.store.finish("references")
         train.value(run)
@@ -114,11 +111,9 @@ def judge(run: Run) -> str:
   The line names one only if the scores settle it: the router's, unless it is shown to
   score less than always-LARGE.
   """
-  listed = [*BOUNDARIES]
-  for spec in list_router_specs(run.config):
-    if spec.cost_weight == load_default(run.files()):
-      listed.append(spec)
-  data = load_split(run.store, listed, run.config, "test")
+  weight = load_default(run.files())
+  routers = [x for x in list_router_specs(run.config) if x.cost_weight == weight]
+  data = load_split(run.store, [*BOUNDARIES, *routers], run.config, "test")
   _, large_N, router_N = data.per_task("score").to_numpy()
   gain = measure_gain(router_N - large_N)
   verdict = "serve baar:large" if gain.mean < -gain.half else "serve baar"

@@ -84,6 +84,7 @@ class State:
     description: the task's text; "" unless texts are recorded.
     opening: a hash of the task's text.
     began_s: when the first call came, in seconds since 1970.
+    program: the client's program, as its header user-agent names it.
     is_foreign: whether the first call had replies, none of which this server gave.
   """
 
@@ -94,6 +95,7 @@ class State:
   description: str
   opening: str
   began_s: float
+  program: str = ""
   is_foreign: bool = False
 
 
@@ -173,8 +175,8 @@ class Conversation:
 
   @property
   def last_place(self) -> int:
-    """Return the number of actions before the last reply; -1 without a reply."""
-    return max((record.place for record in self.records), default=-1)
+    """Return the number of actions before the last known reply; -1 without one."""
+    return max((it.place for it in self.records if it.atoms), default=-1)
 
   @property
   def caches(self) -> dict[int, Cache]:

@@ -85,8 +85,11 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
     steps.append(Step(call.observation, model, call.action, [cost]))
     if call.score is not None:
       score = call.score
-  if score is None:
-    raise ValueError(f"Session {id_!r:.80} has no score. Set --config.scores.")
+  if not (isinstance(score, int | float) and 0 <= score <= 1):
+    raise ValueError(
+      f"Session {id_!r:.80} has the score {score}, not one from 0 to 1. "
+      "Set --config.scores."
+    )
   spec = stratified_spec(config)
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:

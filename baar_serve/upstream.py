@@ -148,12 +148,6 @@ class ClientCall:
     self.prefix: tuple[int, str] | None = None
     self.forecast: str | None = None
 
-  @property
-  def is_overtaken(self) -> bool:
-    """Tell whether the conversation has a reply to a history as long as this one."""
-    at = self.conversation
-    return bool(at) and at.last_place >= len(self.history.actions)
-
   def write_steps(self) -> list[Step]:
     """Write the conversation's steps so far, with the texts of the history.
 

@@ -52,8 +52,6 @@ def read_logs(config: ServeConfig, broken: list[str]) -> Calls:
     try:
       for call in read_calls(log):
         call.score = scores.get(call.session, scores.get(call.task, call.score))
-        if not 0 <= (call.score or 0) <= 1:
-          raise ValueError(f"the score {call.score} is not one from 0 to 1")
         yield call
     except (
       LookupError,

@@ -137,11 +137,6 @@ def test_what_cannot_be_scored_stops_the_command(
     learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
 
 
-def test_training_without_a_session_is_refused(start):
-  with pytest.raises(ValueError, match="no scored session"):
-    learn(start("empty"), "", "", 1.0)
-
-
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
   def play(config, run, *_):
     run.budget.settle(run.budget.reserve(1.0), 1.0)
