@@ -132,6 +132,9 @@ def test_a_hang_is_reported_as_a_hang(open_client, upstream):
   assert reply.status_code == 504 and "hangs" in reply.json()["error"]["message"]
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0
+  # The retry of a call without a name stays under its cap.
+  names = {client.chat("").headers["x-baar-session-id"] for _ in range(2)}
+  assert len(names) == 1
 
 
 def test_a_refused_session_refuses_no_later_task(client):
