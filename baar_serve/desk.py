@@ -141,7 +141,7 @@ class Desk:
         description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
-        program=request.headers.get("user-agent", "").partition(" ")[0],
+        program=request.headers.get("user-agent", "").partition(" ")[0][:80],
         is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
