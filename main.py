@@ -36,7 +36,7 @@ from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 from pydantic import ValidationError
 
-from baar_jax.config import RECORDED, Config, require
+from baar_jax.config import STORED, Config, require
 from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
@@ -75,7 +75,7 @@ def main(command: tuple[Config, str]) -> int:
   stages = [stage]
   if stage == "all":
     left_out = ["export"]
-    if config.env.kind == RECORDED:
+    if config.env.kind == STORED:
       # These two play episodes, and a recorded run has no environment for them.
       left_out += ["bopo", "baselines"]
     stages = [name for name in STAGES if name not in left_out]
@@ -202,7 +202,7 @@ def validate(config: Config) -> None:
     ValueError: a value is invalid; one line names the field and its rule.
   """
   check_values(config)
-  if config.env.kind == RECORDED:
+  if config.env.kind == STORED:
     # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
   else:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-RECORDED = "recorded"  # The env.kind of a run whose episodes others have recorded.
+STORED = "stored"  # The env.kind of a run whose episodes another program has stored.
+RECORDED = "recorded"  # The models.kind of replies that were recorded once.
 ZERO_SHOT = "zero-shot"  # The rival that asks its judge at every step.
 # BoPO's ablations by name: the field that switches a part off or on, and its value.
 ABLATIONS = {
@@ -128,7 +129,9 @@ class ModelsConfig:
 
   Attributes:
     kind: "scripted" for programs with stated error rates, "chat" for API models at an
-      upstream endpoint.
+      upstream endpoint, "recorded" for the replies of a recording.
+    recording: File of a recording, made by tools/record.py. It may be one of those in
+      baar_jax/envs/code/.
     names: Names of the models, the cheapest first.
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
@@ -154,7 +157,8 @@ class ModelsConfig:
       run.
   """
 
-  kind: str = Field("scripted", pattern="^(scripted|chat)$")
+  kind: str = Field("scripted", pattern="^(scripted|chat|recorded)$")
+  recording: str = "qwen2.5-coder.jsonl.gz"
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   prices: tuple[PriceRow, ...] = ()
   prompt_cache: bool = True
@@ -485,9 +489,9 @@ class Config:
     self.baselines.judge.prompt_cache = self.models.prompt_cache
     has_choice = len(self.models.names) > 1
     if self.models.kind == "scripted":
-      require(
-        self.env.kind != RECORDED, "models.kind", f"chat with env.kind={RECORDED}"
-      )
+      require(self.env.kind != STORED, "models.kind", f"chat with env.kind={STORED}")
+    if self.models.kind == RECORDED:
+      require(self.env.kind == "code", "env.kind", "code with recorded models")
     require(has_choice, "models.names", "two or more models, the cheapest first")
     require(len(self.baselines.judge.names) == 1, "baselines.judge.names", "one model")
     is_valid = self.train_seeds <= self.evaluate.seeds

@@ -228,6 +228,7 @@ class Episode:
     reused: whether the episode is a copy of another policy's or of another run's, and
       was not played again.
     lost_usd: dollars of failed attempts at calls that no step contains.
+    success_score: the lowest score of a success; see Env.success_score.
   """
 
   task_id: str
@@ -240,11 +241,12 @@ class Episode:
   usd_budget: float | None = None
   reused: bool = False
   lost_usd: float = 0.0
+  success_score: float = 1.0
 
   @property
   def success(self) -> bool:
-    """Tell whether the episode has the full score."""
-    return self.score >= 1
+    """Tell whether the episode's score counts as a success."""
+    return self.score >= self.success_score
 
   @property
   def cost_usd(self) -> float:

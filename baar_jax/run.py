@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, SEEDS, Config
+from baar_jax.config import RECORDED, SEEDS, STORED, Config
 from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
@@ -90,7 +90,7 @@ class Run:
         "wait for its end or choose another --config.name"
       ) from None
     self.budget = _open_budget(config, self.dir, self.store)
-    if config.env.kind == RECORDED:
+    if config.env.kind == STORED:
       self.source = Recorded(self)
     else:
       self.source = SelfPlay(self, open_pair(config, path))
@@ -125,7 +125,7 @@ class Run:
         (self.dir / CONDITIONS).write_text(text)
     elif stored:
       changeable = CHANGEABLE
-      if self.config.env.kind == RECORDED:
+      if self.config.env.kind == STORED:
         # No result of a run that plays nothing depends on where its models are.
         changeable += ("models.base_urls.",)
       changes = differences(flatten(stored), flatten(self.config))
@@ -248,8 +248,8 @@ class SelfPlay:
       args = env_arguments(self._config)
       engine = base.load(env.kind).engine
       is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
-      if engine and not is_trusted:
-        engine.check_walls()
+      if engine and engine.code_reads and not is_trusted:
+        engines.check_walls(engine)
       count = self.live_episodes
       live = env.live_per_process
       if base.load(env.kind).needs_process:
@@ -471,8 +471,13 @@ def open_pair(config: Config, path: Path) -> Pair:
   models = config.models
   if models.kind == "scripted":
     return ScriptedPair(models, base.load(config.env.kind))
-  # Only runs with API models import their client, because runs with scripted models
-  # start faster without it.
+  if models.kind == RECORDED:
+    from baar_jax.llms.recorded import RecordedPair
+
+    functions = base.make(config.env.kind, env_arguments(config)["options"]).functions
+    return RecordedPair(models, itertools.chain(*functions.values()))
+  # Only runs with API models import their client, because other runs start faster
+  # without it.
   from baar_jax.llms.chat import ChatPair
 
   return ChatPair(models, Calls(path))
@@ -486,6 +491,8 @@ def env_arguments(config: Config) -> dict:
   """
   env = config.env
   options = base.read_options(env.kind, env.options)
+  if config.models.kind == RECORDED:
+    options = dataclasses.replace(options, recording=config.models.recording)
   completed = base.load(env.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
   return args | {"max_steps": env.max_steps, "options": vars(completed)}

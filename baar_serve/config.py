@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from pydantic import Field
 
 from baar_jax.config import (
-  RECORDED,
+  STORED,
   Config,
   EnvConfig,
   ModelsConfig,
@@ -187,7 +187,7 @@ def open_run(config: ServeConfig) -> Run:
     name=config.name,
     runs=config.runs,
     max_usd=config.max_total_usd,
-    env=EnvConfig(RECORDED, max_steps=stored.env.max_steps),
+    env=EnvConfig(STORED, max_steps=stored.env.max_steps),
     models=ModelsConfig(**fields),
   )
   return Run(run_config)

@@ -12,6 +12,7 @@ from report_store import BOUNDARIES, config, fill, specs
 
 from baar_jax import run as run_file
 from baar_jax.config import Config, ModelsConfig
+from baar_jax.envs import engines
 from baar_jax.envs.appworld.adapter import AppWorld
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.report import frontier
@@ -128,8 +129,8 @@ def differ(tmp: Path) -> None:
 
 
 def confine(tmp: Path) -> None:
-  with mock.patch.dict(vars(AppWorld.engine), is_confinable=False):
-    AppWorld.engine.check_walls()
+  with mock.patch.object(engines, "can_confine", lambda engine: False):
+    engines.check_walls(AppWorld.engine)
 
 
 def report_unplayed(tmp: Path) -> None:

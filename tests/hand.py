@@ -32,6 +32,8 @@ class HandEnv:
 
   system_prompt = "Act."
   code_actions = False
+  opening = ""
+  success_score = 1.0
   scores_steps = False
 
   def __init__(self, tape, length=2, fault=lambda call: None):

@@ -13,7 +13,7 @@ from tiny import follow
 from baar_jax.envs.appworld import adapter
 from baar_jax.envs.appworld.adapter import AppWorld
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.engines import ROOT
+from baar_jax.envs.engines import ROOT, can_confine
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.episode import SPLITS
 from tools.make_tasks import make_tasks
@@ -121,7 +121,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_wall_keeps_code_from_the_machine(env, trusted, data, tmp_path, attack):
   """Without the wall, the same code reaches what it looks for."""
-  if not ENGINE.is_confinable:
+  if not can_confine(ENGINE):
     pytest.skip("bubblewrap cannot be had here")
   (tmp_path / "file").write_text("secret")
   with ExitStack() as stack:

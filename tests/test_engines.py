@@ -90,8 +90,8 @@ def test_a_machine_is_tried_before_code_is_confined(
 ):
   ENGINE.install()
   monkeypatch.setattr(engines.subprocess, "run", mock.Mock(side_effect=[result]))
-  assert dataclasses.replace(ENGINE, code_reads="games").is_confinable is expected
-  assert not ENGINE.is_confinable  # It runs no code of agents.
+  engines.can_confine.cache_clear()
+  assert engines.can_confine(ENGINE) is expected
 
 
 def test_a_user_without_a_home_has_a_cache(monkeypatch):

@@ -192,6 +192,10 @@ class Env:
     scripted_options: values that these options must have if models are scripted.
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
+    opening: the text with which each observation's part for the agent begins. The agent
+      sees a new conversation at each step, with this part only; the router sees all.
+      "" is one conversation for the whole episode.
+    success_score: the lowest score of a success.
     scores_steps: whether `score` is informative and cheap after every step.
   """
 
@@ -207,6 +211,8 @@ class Env:
 
   system_prompt: str
   code_actions = False
+  opening = ""
+  success_score = 1.0
   scores_steps = False
 
   def __init__(
@@ -297,11 +303,12 @@ class Env:
 # The class of each environment, relative to baar_jax.envs. Only the module of the
 # environment in use is imported.
 ENVIRONMENTS = {
+  "code": "code.adapter.Code",
   "sandbox": "sandbox.adapter.Sandbox",
   "scienceworld": "scienceworld.adapter.ScienceWorld",
   "alfworld": "alfworld.adapter.ALFWorld",
   "appworld": "appworld.adapter.AppWorld",
-  "recorded": "base.Env",  # Other programs record these episodes.
+  "stored": "base.Env",  # Other programs record these episodes.
 }
 
 

@@ -151,57 +151,6 @@ class Engine:
         output_of(name, command, os.environ | {"PATH": path})
       (directory / "installed.txt").write_text("\n".join(self.packages))
 
-  def confine(self, data: str, scratch: str) -> list[str]:
-    """Return the beginning of a command, which keeps the engine from the machine.
-
-    A confined program reads the engine's Python, this package and the engine's data,
-    and nothing else. What it writes stays in memory.
-
-    Args:
-      data: the directory of the engine's data.
-      scratch: a directory for temporary files.
-    """
-    settings = (self.directory / "pyvenv.cfg").read_text()
-    base = Path(re.search("home = (.*)", settings)[1]).parent
-    paths = [*SYSTEM_FILES, self.directory, Path(ROOT, "baar_jax")]
-    # `base` may be a link to the directory that really has the interpreter.
-    for prefix in (base, self.python.resolve().parents[1]):
-      paths += [prefix / "bin", prefix / "lib"]
-    command = [*BUBBLEWRAP]
-    for path in (*paths, Path(data, self.code_reads)):
-      command += ["--ro-bind-try", str(path), str(path)]
-    return [*command, "--tmpfs", scratch, "--setenv", "HOME", scratch]
-
-  def check_walls(self) -> None:
-    """Raise an error if the engine runs agents' code and cannot be confined.
-
-    Raises:
-      ValueError: bubblewrap does not work on this machine.
-    """
-    if self.code_reads and not self.is_confinable:
-      raise ValueError(
-        "agents' code must be confined, and bubblewrap does not work here: install it "
-        "(Debian: apt-get install bubblewrap), or run everything in a container, with "
-        "--config.env.options.trusted=True (no wall at all)"
-      )
-
-  @functools.cached_property
-  def is_confinable(self) -> bool:
-    """Return whether this machine can confine agents' code; False if there is none.
-
-    Raises:
-      ValueError: the engine is not installed.
-    """
-    if not self.code_reads:
-      return False
-    python = command_of(self)[0]
-    command = [*self.confine("/nowhere", "/scratch"), python, "-c", ""]
-    try:
-      done = subprocess.run(command, env=environ_of(self), capture_output=True)
-    except FileNotFoundError:  # bubblewrap is not installed.
-      return False
-    return done.returncode == 0
-
   def named_data(self, data: str) -> str:
     """Return the directory of tasks that the user has named, in either of two ways.
 
@@ -270,3 +219,59 @@ def environ_of(engine: Engine | None) -> dict[str, str]:
   if engine is None:
     return dict(os.environ)
   return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
+
+
+def confine(engine: Engine | None, data: Path | str, scratch: str) -> list[str]:
+  """Return the beginning of a command, which keeps a program from the machine.
+
+  A confined program reads its Python, this package and the data, and nothing else. What
+  it writes stays in memory.
+
+  Args:
+    engine: the engine whose Python runs the program; None is that of this process.
+    data: the file or directory that the program may read.
+    scratch: a directory for temporary files.
+  """
+  prefix = engine.directory if engine else Path(sys.prefix)
+  python = engine.python if engine else Path(sys.executable)
+  base = prefix
+  settings = prefix / "pyvenv.cfg"
+  if settings.exists():
+    base = Path(re.search("home = (.*)", settings.read_text())[1]).parent
+  paths = [*SYSTEM_FILES, prefix, Path(ROOT, "baar_jax")]
+  # `base` may be a link to the directory that really has the interpreter.
+  for root in (base, python.resolve().parents[1]):
+    paths += [root / "bin", root / "lib"]
+  command = [*BUBBLEWRAP]
+  for path in (*paths, data):
+    command += ["--ro-bind-try", str(path), str(path)]
+  return [*command, "--tmpfs", scratch, "--setenv", "HOME", scratch]
+
+
+@functools.cache
+def can_confine(engine: Engine | None) -> bool:
+  """Return whether bubblewrap works on this machine, for programs of an engine.
+
+  Raises:
+    ValueError: the engine is not installed.
+  """
+  command = [*confine(engine, "/nowhere", "/scratch"), command_of(engine)[0], "-c", ""]
+  try:
+    done = subprocess.run(command, env=environ_of(engine), capture_output=True)
+  except FileNotFoundError:  # bubblewrap is not installed.
+    return False
+  return done.returncode == 0
+
+
+def check_walls(engine: Engine | None) -> None:
+  """Raise an error if agents' code cannot be confined.
+
+  Raises:
+    ValueError: bubblewrap does not work on this machine.
+  """
+  if not can_confine(engine):
+    raise ValueError(
+      "agents' code must be confined, and bubblewrap does not work here: install it "
+      "(Debian: apt-get install bubblewrap), or run everything in a container, with "
+      "--config.env.options.trusted=True (no wall at all)"
+    )

@@ -28,7 +28,7 @@ from typing import Any
 
 from baar_jax.envs import base
 from baar_jax.envs.base import Env, EnvDied, Oracle
-from baar_jax.envs.engines import command_of, environ_of
+from baar_jax.envs.engines import can_confine, command_of, confine, environ_of
 from baar_jax.episode import Task
 
 
@@ -209,8 +209,10 @@ class Child:
     command = [*command_of(engine), "baar_jax.envs.process", *arguments]
     errors = None
     options = kwargs.get("options", {})
-    if engine and engine.is_confinable and not options.get("trusted"):
-      command = engine.confine(options["data"], scratch.name) + command
+    is_walled = engine and engine.code_reads and not options.get("trusted")
+    if is_walled and can_confine(engine):
+      data = Path(options["data"], engine.code_reads)
+      command = confine(engine, data, scratch.name) + command
       errors = subprocess.DEVNULL  # A terminal would give the user's input to the code.
     self._start = functools.partial(
       STARTER.submit,
@@ -394,6 +396,8 @@ class ProcessEnv(Env):
     """
     self.code_actions = environment.code_actions
     self.scores_steps = environment.scores_steps
+    self.opening = environment.opening
+    self.success_score = environment.success_score
     self.child = child
     self._call = functools.partial(child.call, slot)
     if environment.remembered:

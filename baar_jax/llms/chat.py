@@ -367,7 +367,7 @@ class ChatAgent(Agent):
   """One API model during one episode.
 
   Attributes:
-    counted_messages: number of messages in the last billed prompt.
+    counted: the messages of the last billed prompt.
     counted_tokens: number of tokens in the last billed prompt.
   """
 
@@ -375,18 +375,22 @@ class ChatAgent(Agent):
   task: Task
   seed: int
   reserve: Reserve
-  counted_messages: int = 0
+  counted: Messages = dataclasses.field(default_factory=list)
   counted_tokens: int = 0
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the worst case of one attempt at a reply, in dollars.
 
-    The tokens of the last billed prompt are known. A newer message has at most one
+    The tokens of the last billed prompt are known. Any other message has at most one
     token per UTF-8 byte, plus `TOKENS_PER_MESSAGE`. The request limits the reply's
     tokens.
     """
-    tokens = self.counted_tokens
-    for message in messages[self.counted_messages :]:
+    tokens = 0
+    rest = messages
+    if messages[: len(self.counted)] == self.counted:
+      tokens = self.counted_tokens
+      rest = messages[len(self.counted) :]
+    for message in rest:
       tokens += len(message["content"].encode()) + TOKENS_PER_MESSAGE
     return self.model.bound_usd(tokens)
 
@@ -404,7 +408,7 @@ class ChatAgent(Agent):
         cost.usd = usd
     else:
       reply = self.ask(messages, request, self.bound_usd(messages, step))
-    self.counted_messages = len(messages)
+    self.counted = [*messages]
     self.counted_tokens = reply.call.usage.prompt_tokens
     return reply
 

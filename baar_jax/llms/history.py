@@ -15,6 +15,10 @@ Messages = list[dict[str, str]]
 NO_ACTION = (
   "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
 )
+NO_CODE = (
+  "No code was found in the reply. Answer with one fenced block that begins with "
+  "```python."
+)
 # What agents put before or beside the task of the user, and a reply that they write
 # themselves. Each row is of the agents that are named at its end.
 SURROUNDINGS = re.compile(
@@ -49,7 +53,9 @@ MEDIA = (
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_FENCED = re.compile(r"(?is)```(?:python3?|py)?[ \t]*\n(.*?)\n?[ \t]*```")
+# What a model thinks before its reply, and leaves open if the reply is cut.
+_THINKING = re.compile(r"(?s)<think>.*?(</think>|\Z)")
 
 
 class ToolCall(NamedTuple):
@@ -222,7 +228,9 @@ def write_action(turn: Turn) -> str:
   "Action:" counts.
   """
   calls = [f"{call.name} {call.arguments}".strip() for call in turn.calls]
-  action = parse_action(turn.text, code="```" in turn.text) or turn.text.strip()
+  action = turn.text.strip()
+  if "Action:" in action:
+    action = parse_action(action, code="```" in action) or action
   return "\n".join(filter(None, [*calls, action]))
 
 
@@ -294,11 +302,24 @@ class Agent(Protocol):
     """
 
 
-def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:
-  """Write the messages before the first reply: system prompt, task, observation."""
+def open_conversation(
+  system_prompt: str, task: Task, observation: str, opening: str = ""
+) -> Messages:
+  """Write the messages before the first reply of a conversation.
+
+  Args:
+    system_prompt: the agent's instructions.
+    task: the task.
+    observation: the newest observation.
+    opening: if set, the agent reads only the observation from this text on, in place of
+      the task and all of the observation; see `Env.opening`.
+  """
+  text = f"Task: {task.description}\n\n{observation}"
+  if opening:
+    text = opening + observation.partition(opening)[2]
   return [
     {"role": "system", "content": system_prompt},
-    {"role": "user", "content": f"Task: {task.description}\n\n{observation}"},
+    {"role": "user", "content": text},
   ]
 
 
@@ -321,25 +342,26 @@ def write_reply(thought: str, action: str, code: bool) -> str:
 
 
 def parse_action(reply: str, code: bool = False) -> str | None:
-  """Read the action in a ReAct reply.
+  """Read the action in a ReAct reply. What stands in <think> does not count.
 
   Args:
     reply: the text of the reply.
     code: whether actions are code. If not, the action is the first line of text after
-      the last "Action:". If so, the action is the first fenced block after the first
-      "Action:"; without a fenced block, it is all text after the first "Action:".
+      the last "Action:". If so, it is the first fenced block after the first "Action:",
+      or of a reply without "Action:". Without a fenced block, it is all text after the
+      first "Action:".
 
   Returns:
     The action; None if the reply has none. The agent's next observation is then
-    `NO_ACTION`.
+    `NO_ACTION` or `NO_CODE`.
   """
+  reply = _THINKING.sub("", reply)
   if code:
-    _, marker, after = reply.partition("Action:")
-    block = _FENCED.search(after)
+    before, marker, after = reply.partition("Action:")
+    block = _FENCED.search(after if marker else before)
     action = block[1] if block else after
   else:
-    _, marker, after = reply.rpartition("Action:")
-    action = next(iter(after.strip().splitlines()), "")
-  if not marker:
-    return None
+    action = next(iter(reply.rpartition("Action:")[2].strip().splitlines()), "")
+    if "Action:" not in reply:
+      return None
   return action.strip() or None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from baar_jax.config import RECORDED, ZERO_SHOT, Config, ModelsConfig
+from baar_jax.config import STORED, ZERO_SHOT, Config, ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_json
@@ -158,7 +158,7 @@ def check_models(config: Config) -> None:
     try:
       prices = prices_of(group)
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
-        if config.env.kind != RECORDED:
+        if config.env.kind != STORED:
           endpoint.key()
         # Reading the port checks it: urllib raises ValueError if it is above 65535.
         _ = urlsplit(endpoint.base_url).port

@@ -25,6 +25,7 @@ from baar_jax.llms.prices import (
   open_billing,
 )
 
+Sizes = tuple[int, int] | None  # tokens of a prompt and of its reply
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 
 
@@ -108,7 +109,9 @@ class Account:
   prompts: dict[int, list[Prompt]] = dataclasses.field(default_factory=dict)
   replies_s: float = 0.0
 
-  def bill(self, model: int, messages: Messages, text: str, step: int) -> Call:
+  def bill(
+    self, model: int, messages: Messages, text: str, step: int, sizes: Sizes = None
+  ) -> Call:
     """Bill a call that is not made yet.
 
     Args:
@@ -116,24 +119,46 @@ class Account:
       messages: the prompt.
       text: the reply.
       step: index of the episode's step.
+      sizes: the tokens of the prompt and of the reply, if a server has counted them.
     """
     tokens = [count_tokens(message["content"]) for message in messages]
-    reads = [
-      Read(_count_shared_tokens(prompt.messages, messages, tokens), prompt.at_s)
-      for prompt in self.prompts.get(model, ())
-    ]
+    estimated = sum(tokens)
+    prompt_tokens, reply_tokens = sizes or (estimated, count_tokens(text))
+    reads = []
+    for prompt in self.prompts.get(model, ()):
+      shared = _count_shared_tokens(prompt.messages, messages, tokens)
+      reads.append(Read(shared * prompt_tokens // estimated, prompt.at_s))
     now_s = self._now_s(step)
-    return self.billing.bill(model, reads, sum(tokens), count_tokens(text), now_s)
+    return self.billing.bill(model, reads, prompt_tokens, reply_tokens, now_s)
 
   def bound_usd(self, model: int, messages: Messages, text: str) -> float:
     """Compute the worst case of a call in dollars, for which nothing is cached."""
     tokens = sum(count_tokens(message["content"]) for message in messages)
     return self.billing.prices[model].worst_case_usd(tokens, count_tokens(text))
 
-  def pay(self, model: int, messages: Messages, text: str, step: int) -> Call:
-    """Make a call: pay for it, and keep its prompt in the cache."""
-    call = self.bill(model, messages, text, step)
-    with self.reserve(self.bound_usd(model, messages, text)) as cost:
+  def pay(
+    self,
+    model: int,
+    messages: Messages,
+    text: str,
+    step: int,
+    sizes: Sizes = None,
+    bound_usd: float | None = None,
+  ) -> Call:
+    """Make a call: pay for it, and keep its prompt in the cache.
+
+    Args:
+      model: index of the model in `billing`.
+      messages: the prompt.
+      text: the reply.
+      step: index of the episode's step.
+      sizes: see `bill`.
+      bound_usd: the worst case of the call; None is that of this reply.
+    """
+    call = self.bill(model, messages, text, step, sizes)
+    if bound_usd is None:
+      bound_usd = self.bound_usd(model, messages, text)
+    with self.reserve(bound_usd) as cost:
       cost.usd = call.cost_usd
     self.prompts.setdefault(model, []).append(
       Prompt(tuple(messages), self._now_s(step))

@@ -16,6 +16,7 @@ from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import Episode, Reserve, Step, Task
 from baar_jax.llms.history import (
   NO_ACTION,
+  NO_CODE,
   Agent,
   NoAnswer,
   extend,
@@ -262,7 +263,8 @@ def play_episode(
   task = live.task
   live.observation = env.reset(task.id)
   agents = pair.start(env, task, live.job.seed, budgets.reserve)
-  messages = open_conversation(env.system_prompt, task, live.observation)
+  opening = env.opening
+  messages = open_conversation(env.system_prompt, task, live.observation, opening)
   stop = ""
   while not stop:
     context = StepContext(live, agents, messages, budgets, env.code_actions)
@@ -273,15 +275,20 @@ def play_episode(
     text = move.reply.text
     action = parse_action(text, env.code_actions)
     done = False
-    observation = NO_ACTION
-    if action is not None:
-      observation, done = env.step(action)
+    observation = NO_CODE if env.code_actions else NO_ACTION
+    # A remark would continue a conversation, so where each step begins a new one, the
+    # environment answers a reply without an action.
+    if action is not None or opening:
+      observation, done = env.step(action or "")
     score = env.score() if env.scores_steps else None
     calls = move.reply.calls("act")
     step = move.decision.make_step(live.observation, calls, action or "", score)
     live.steps.append(step)
     live.observation = observation
-    extend(messages, text, observation)
+    if opening:
+      messages = open_conversation(env.system_prompt, task, observation, opening)
+    else:
+      extend(messages, text, observation)
     if done:
       stop = "done"
     elif len(live.steps) >= task.max_steps:
@@ -296,4 +303,5 @@ def play_episode(
     call_budget=live.cap.calls,
     usd_budget=live.cap.usd,
     lost_usd=budgets.dollars.lost_usd(live.steps),
+    success_score=env.success_score,
   )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.config import RECORDED, Config
+from baar_jax.config import STORED, Config
 from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
@@ -63,7 +63,7 @@ def require_cap(config: Config, stages: Sequence[str]) -> None:
   Raises:
     ValueError: --config.max_usd is 0; the message has the estimates of the dry run.
   """
-  if config.max_usd or config.models.kind == "scripted" or config.env.kind == RECORDED:
+  if config.max_usd or config.models.kind == "scripted" or config.env.kind == STORED:
     return
   total = tabulate(config, stages).loc["in all"]
   if total.dollars:

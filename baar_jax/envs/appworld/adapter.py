@@ -68,7 +68,7 @@ class AppWorld(Env):
   """The Env of AppWorld.
 
   The process with this object holds one task's world: databases, solution and score. As
-  in AppWorld itself, agents' code runs in this process; see Engine.confine.
+  in AppWorld itself, agents' code runs in this process; see `engines.confine`.
   """
 
   Options = Options

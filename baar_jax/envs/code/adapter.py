@@ -1,0 +1,268 @@
+"""Play tickets: a few Python functions to write, with two tries at each.
+
+A try is the code of one reply; the tests of the function decide. Each try is a new
+conversation for the agent, which sees one function, and what went wrong in a failed
+try, but not its code. With a recording, outcomes are looked up and nothing is executed.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from baar_jax.envs import engines
+from baar_jax.envs.base import Env, check_size
+from baar_jax.envs.code.recording import hash_text, read_recording
+from baar_jax.episode import Task
+
+RUNNER = Path(__file__).with_name("runner.py")
+FUNCTIONS = Path(__file__).with_name("functions.jsonl")
+TICKET = 4  # functions of a ticket
+TRIES = 2  # the most tries at a function
+OPENING = "Write this Python function."
+# The published splits of MBPP by number of problem: train, validation and test.
+MBPP = {"train": range(601, 975), "dev": range(511, 601), "test": range(11, 511)}
+LIMIT_S = 20  # seconds after which the process of the tests is killed
+NO_CODE = "It had no code: reply with one fenced block that begins with ```python."
+NO_END = "It did not end in time, or it used too much memory."
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+  """A function to write.
+
+  Attributes:
+    id: unique within the file.
+    split: "train", "dev" or "test".
+    text: what the function has to do.
+    signature: the line that begins with "def".
+    shown: the tests that agents see.
+    tests: all tests, the shown ones first. Each is source text that ends with an
+      assert.
+  """
+
+  id: str
+  split: str
+  text: str
+  signature: str
+  shown: Sequence[str]
+  tests: Sequence[str]
+
+  def prompt(self, failure: str = "") -> str:
+    """Write what an agent is asked.
+
+    Args:
+      failure: what went wrong in an earlier try; see `describe_failure`.
+    """
+    tests = "\n".join(self.shown)
+    prompt = f"{OPENING}\n\n{self.text}\n\n{self.signature}\n\nIt must pass:\n{tests}"
+    return f"{prompt}\n\n{failure}" if failure else prompt
+
+  def describe_failure(self, results: Sequence[str]) -> str:
+    """Say what went wrong in a try: its first failed test and what came out.
+
+    Args:
+      results: the result of `run_tests`.
+
+    Returns:
+      A text; "" if all tests passed.
+    """
+    for test, result in zip(self.tests, results):
+      if result:
+        what = "" if result == NO_CODE else f" This test failed:\n{test}\n"
+        return f"An earlier try was wrong.{what or ' '}{result}"
+    return ""
+
+
+@functools.cache
+def read_functions(path: str) -> dict[str, list[Function]]:
+  """Read the functions of each split, from a file of ours or of MBPP's problems.
+
+  Raises:
+    ValueError: the file is missing, or is neither.
+  """
+  functions = {split: [] for split in MBPP}
+  try:
+    for line in Path(path).read_text("utf-8").splitlines():
+      fields = json.loads(line)
+      function = read_problem(fields) if "test_list" in fields else read_row(fields)
+      if function.split in functions:
+        functions[function.split].append(function)
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise ValueError(
+      f"cannot read functions from {path} ({type(error).__name__}: {error}): set "
+      "--config.env.options.data to a file of MBPP's problems, or leave it out"
+    ) from None
+  return functions
+
+
+def read_row(fields: dict) -> Function:
+  """Read a function of our own file."""
+  names = ("id", "split", "text", "signature", "shown")
+  return Function(
+    *(fields[name] for name in names), [*fields["shown"], *fields["hidden"]]
+  )
+
+
+def read_problem(fields: dict) -> Function:
+  """Read a problem of MBPP, of which all but the last test are shown."""
+  number = fields["task_id"]
+  split = next((name for name, numbers in MBPP.items() if number in numbers), "")
+  tests = []
+  for test in fields["test_list"]:
+    tests.append("\n".join(filter(None, [fields["test_setup_code"], test])))
+  called = re.findall(r"\w+(?=\s*\()", " ".join(tests))
+  defined = re.findall(r"(?m)^(def\s+(\w+)\s*\(.*\)\s*:)", fields["code"])
+  signature = next(line for line, name in defined if name in called)
+  return Function(f"mbpp-{number}", split, fields["text"], signature, tests[:-1], tests)
+
+
+def run_tests(code: str, tests: Sequence[str], walled: bool = True) -> list[str]:
+  """Run a function's tests in a process of their own.
+
+  Args:
+    code: an agent's code; "" if the reply had none.
+    tests: the tests; see `Function`.
+    walled: whether bubblewrap keeps the code from the machine.
+
+  Returns:
+    A text for each test: "" if it passed, else what went wrong.
+  """
+  if not code:
+    return [NO_CODE] * len(tests)
+  command = [sys.executable, "-I", "-B", str(RUNNER)]
+  if walled:
+    command = engines.confine(None, RUNNER, "/scratch") + command
+  request = json.dumps({"code": code, "tests": tests}).encode()
+  environ = {"PATH": os.environ.get("PATH", os.defpath)}  # no keys
+  try:
+    done = subprocess.run(
+      command, input=request, capture_output=True, env=environ, timeout=LIMIT_S
+    )
+    output = done.stdout
+  except subprocess.TimeoutExpired as error:
+    output = error.stdout or b""
+  # The last line may be incomplete, if the process was killed.
+  results = [json.loads(line) for line in output.split(b"\n")[:-1]]
+  return [*results, *[NO_END] * (len(tests) - len(results))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The options of the environment.
+
+  Attributes:
+    data: a file of functions, such as MBPP's problems; "" is our own functions.
+    recording: a recording whose outcomes are looked up; a run sets it if its models
+      are recorded. "" executes agents' code.
+    trusted: whether agents' code runs without a wall, with all rights of the user.
+  """
+
+  data: str = ""
+  recording: str = ""
+  trusted: bool = False
+
+
+class Code(Env):
+  """The Env of tickets."""
+
+  Options = Options
+  metric = "score"
+  prompt_growth = 0
+  system_prompt = Path(__file__).with_name("prompt.txt").read_text().strip()
+  code_actions = True
+  needs_process = False  # Agents' code has a process of its own; see `run_tests`.
+  opening = OPENING
+  success_score = 0.5
+  scores_steps = True
+
+  @classmethod
+  def complete(cls, options: Options, runs: Path) -> Options:
+    """Fill in the path of the functions; see Env.complete.
+
+    Raises:
+      ValueError: agents' code would run, and it cannot be confined here.
+    """
+    if not options.recording and not options.trusted:
+      engines.check_walls(None)
+    return dataclasses.replace(options, data=options.data or str(FUNCTIONS))
+
+  @property
+  def functions(self) -> dict[str, list[Function]]:
+    """Return the functions of each split."""
+    return read_functions(self.options.data)
+
+  def tasks(self, split: str) -> list[Task]:
+    """Return the tickets of a split.
+
+    Each function is in one ticket. Training functions are shuffled and dealt again, as
+    often as the number of tickets needs.
+    """
+    tickets = len(self.functions[split]) // TICKET
+    size = self.sizes[split]
+    if split != "train":
+      check_size(f"the file {self.options.data}", range(tickets), split, size)
+    tasks = []
+    for number in range(size):
+      task_id = f"{split}-{number}"
+      texts = [function.text for function in deal(self.functions, task_id)]
+      listing = "\n".join(f"{n}. {text}" for n, text in enumerate(texts, 1))
+      description = f"Write {TICKET} Python functions.\n{listing}"
+      tasks.append(Task(task_id, split, description, self.max_steps))
+    return tasks
+
+  def reset(self, task_id: str) -> str:
+    """Start a ticket at its first function, and return the first observation."""
+    self._functions = deal(self.functions, task_id)
+    self._place = self._tries = self._solved = 0
+    return self._observe("")
+
+  def step(self, action: str) -> tuple[str, bool]:
+    """Try the code of a reply at the function; "" is a reply without code."""
+    function = self._functions[self._place]
+    if self.options.recording:
+      recording = read_recording(self.options.recording)
+      results = recording.results[function.id, hash_text(action)]
+    else:
+      results = run_tests(action, function.tests, not self.options.trusted)
+    failure = function.describe_failure(results)
+    self._tries += 1
+    if failure and self._tries < TRIES:
+      first_failed = next(filter(None, results))
+      problem = " ".join(first_failed.split()[:3])
+      return self._observe(f"Second try. {problem}", failure), False
+    self._solved += not failure
+    self._place += 1
+    self._tries = 0
+    event = "It is not solved." if failure else "It is solved."
+    done = self._place == len(self._functions)
+    return event if done else self._observe(event), done
+
+  def _observe(self, event: str, failure: str = "") -> str:
+    """Write an observation: the ticket's state, then what the agent sees."""
+    prompt = self._functions[self._place].prompt(failure)
+    return f"{event} Function {self._place + 1} of {len(self._functions)}.\n\n{prompt}"
+
+  def score(self) -> float:
+    """Return the share of the functions that are solved."""
+    return self._solved / len(self._functions)
+
+
+def deal(functions: dict[str, list[Function]], task_id: str) -> list[Function]:
+  """Return the functions of a ticket.
+
+  Args:
+    functions: the functions of each split.
+    task_id: the split and the number of the ticket.
+  """
+  split, _, number = task_id.partition("-")
+  dealt = [*functions[split]]
+  turn, place = divmod(int(number), len(dealt) // TICKET)
+  random.Random(f"{split}|{turn}").shuffle(dealt)
+  return dealt[place * TICKET : (place + 1) * TICKET]

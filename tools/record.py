@@ -1,0 +1,308 @@
+"""Record the replies of models to functions, after every sequence of models.
+
+    python -m tools.record --out=FILE.jsonl.gz --config=configs/code.py \\
+      --config.models.names=small,large --config.models.base_urls=... --config.max_usd=1
+
+It asks for all that the configured tickets need, trial by trial. From then on every run
+with --config.models.kind=recorded --config.models.recording=FILE is free. The same
+command goes on after a stop; what was paid for is in the file or in the run's ledger.
+"""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import functools
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx2
+from absl import app, flags
+from tqdm import tqdm
+
+import main as program
+from baar_jax.config import Config
+from baar_jax.envs.base import make
+from baar_jax.envs.code.adapter import TRIES, Function, deal, run_tests
+from baar_jax.envs.code.recording import (
+  FORMAT,
+  Node,
+  Recording,
+  hash_text,
+  read_recording,
+  write_recording,
+)
+from baar_jax.episode import SPLITS, Task, Usage
+from baar_jax.flags import fail, read_flags
+from baar_jax.llms.chat import ChatAgent, ChatPair
+from baar_jax.llms.history import NoAnswer, open_conversation, parse_action
+from baar_jax.llms.ledger import Calls, read_spent
+from baar_jax.llms.prices import prices_of
+from baar_jax.llms.provider import check_models, endpoints
+from baar_jax.rollout.budget import CapReached, DollarBudget, reserve
+from baar_jax.run import env_arguments
+
+SAVE_S = 60.0  # Seconds between two writings of the file.
+# Assumed by a dry run: the tokens of a conversation and of a reply, the share of first
+# tries that fail, and the seconds of a call.
+ASSUMED = Usage(330, 0, 120)
+FAILED = 0.6
+CALL_S = 4.0
+
+
+class Recorder:
+  """Record every missing node of some functions."""
+
+  def __init__(self, config: Config, env: object, out: Path):
+    """Open the recording, the ledger and the models.
+
+    Args:
+      config: the configuration, with API models.
+      env: the environment.
+      out: the file of the recording.
+
+    Raises:
+      ValueError: the file has other models or prompts, or a model has no price.
+    """
+    self.env = env
+    self.out = out
+    directory = Path(config.runs) / config.name
+    directory.mkdir(parents=True, exist_ok=True)
+    self.pair = ChatPair(config.models, Calls(directory / "episodes.sqlite"))
+    spent_usd = read_spent(directory, len(config.models.names)).at_most_usd
+    budget = DollarBudget(config.max_usd, spent_usd) if config.max_usd else None
+    self.reserve = functools.partial(reserve, None, budget)
+    self.recording = open_recording(config, env, out)
+    self._lock = threading.Lock()
+    self._saved_s = time.monotonic()
+
+  def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> None:
+    """Ask for all trials of functions, one trial after the other.
+
+    Args:
+      wanted: the functions.
+      trials: the number of trials.
+      in_flight: the most calls in flight of each model.
+    """
+    pools = []
+    for _ in self.pair.names:
+      pools.append(concurrent.futures.ThreadPoolExecutor(in_flight))
+
+    def submit(function: Function, path: str, failure: str) -> set:
+      """Ask each model for its try after a sequence of models."""
+      futures = set()
+      for model, pool in enumerate(pools):
+        after = f"{path}{model}"
+        futures.add(pool.submit(self.ask, function, trial, after, failure))
+      return futures
+
+    try:
+      for trial in range(trials):
+        waiting = set()
+        left = [*wanted]
+        title = f"trial {trial + 1} of {trials}"
+        with tqdm(desc=title, unit="reply") as bar:
+          while waiting or left:
+            # Few functions are open at a time, so that second tries come soon and the
+            # servers still have their prompts in the cache.
+            while left and len(waiting) < 2 * in_flight * len(pools):
+              waiting |= submit(left.pop(0), "", "")
+            done, waiting = concurrent.futures.wait(
+              waiting, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for future in done:
+              function, node = future.result()
+              if node.observation and len(node.path) < TRIES:
+                waiting |= submit(function, node.path, node.observation)
+              bar.update()
+            bar.set_postfix_str(f"{len(left)} functions left", refresh=False)
+        self.recording.header["trials"] = max(
+          trial + 1, self.recording.header["trials"]
+        )
+        self.save()
+    finally:
+      self.pair.stop()
+      for pool in pools:
+        pool.shutdown(cancel_futures=True)
+      self.save()
+      self.pair.close()
+
+  def ask(
+    self, function: Function, trial: int, path: str, failure: str
+  ) -> tuple[Function, Node]:
+    """Ask a model for one try, unless it is recorded, and run the function's tests.
+
+    Args:
+      function: the function.
+      trial: number of the trial.
+      path: the models of the tries so far, this one last.
+      failure: what the agent is told of the try before; "" at the first.
+    """
+    if node := self.recording.nodes.get((function.id, trial, path)):
+      return function, node
+    # Each sequence of models is a draw of its own, even where prompts are equal.
+    task = Task(f"{function.id} {path}", function.split, "", TRIES)
+    model = self.pair.models[int(path[-1])]
+    agent = ChatAgent(model, task, trial, self.reserve)
+    prompt = function.prompt(failure)
+    messages = open_conversation(self.env.system_prompt, task, prompt, prompt)
+    reply = agent.reply(messages, len(path) - 1)
+    code = parse_action(reply.text, code=True) or ""
+    results = run_tests(code, function.tests, not self.env.options.trusted)
+    usage = reply.call.usage
+    node = Node(
+      function.id,
+      trial,
+      path,
+      hash_text(*(message["content"] for message in messages)),
+      reply.text,
+      hash_text(code),
+      usage.prompt_tokens,
+      usage.completion_tokens,
+      tuple(results),
+      function.describe_failure(results),
+      round(reply.call.latency_s, 3),
+    )
+    with self._lock:
+      self.recording.nodes[node.key] = node
+      if time.monotonic() - self._saved_s > SAVE_S:
+        self._saved_s = time.monotonic()
+        write_recording(self.out, self.recording)
+    return function, node
+
+  def save(self) -> None:
+    """Write the file."""
+    with self._lock:
+      write_recording(self.out, self.recording)
+
+
+def open_recording(config: Config, env: object, out: Path) -> Recording:
+  """Read the recording that is to be continued, or begin one.
+
+  Raises:
+    ValueError: the file was recorded with other models, prompts or sampling.
+  """
+  models = config.models
+  header = {
+    "format": FORMAT,
+    "models": [*models.names],
+    "prompts": hash_text(*(function.prompt() for function in list_all(env))),
+    "temperature": models.temperature,
+    "max_completion_tokens": models.max_completion_tokens,
+  }
+  if out.exists():
+    recording = read_recording(str(out))
+    for name, value in header.items():
+      if recording.header.get(name) != value:
+        raise ValueError(
+          f"{out} was recorded with {name}={recording.header.get(name)!r:.80}, not "
+          f"{value!r:.80}: give another --out"
+        )
+    return recording
+  header |= {
+    "trials": 0,
+    "wall": "none" if env.options.trusted else "bubblewrap",
+    "date": datetime.date.today().isoformat(),
+    "prices": [dataclasses.astuple(price)[:3] for price in prices_of(models)],
+    "servers": [describe_server(endpoint) for endpoint in endpoints(models)],
+  }
+  return Recording(header, {}, {})
+
+
+def describe_server(endpoint: object) -> dict[str, str]:
+  """Return what a llama.cpp server tells of itself; {} for other servers.
+
+  Returns:
+    The server's build, and the name and sha256 of its file if this machine has it.
+  """
+  url = endpoint.base_url.rstrip("/").removesuffix("/v1")
+  try:
+    props = httpx2.get(f"{url}/props", timeout=5).json()
+    build = props["build_info"]
+    path = Path(props["model_path"])
+  except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+    return {}
+  digest = ""
+  if path.is_file():
+    with path.open("rb") as file:
+      digest = hashlib.file_digest(file, "sha256").hexdigest()
+  return {"build": build, "file": path.name, "sha256": digest}
+
+
+def list_all(env: object) -> list[Function]:
+  """Return all functions of an environment."""
+  functions = []
+  for split in env.functions.values():
+    functions += split
+  return functions
+
+
+def list_wanted(env: object) -> list[Function]:
+  """Return the functions of the configured tickets, each once.
+
+  The splits are interleaved, so that a part of a trial has a part of each split.
+  """
+  tickets = []
+  for split in SPLITS:
+    listed = env.tasks(split)
+    tickets += [(place / len(listed), task.id) for place, task in enumerate(listed)]
+  wanted = {}
+  for _, task_id in sorted(tickets):
+    for function in deal(env.functions, task_id):
+      wanted[function.id] = function
+  return [*wanted.values()]
+
+
+def estimate(config: Config, calls: float, in_flight: int) -> str:
+  """Say what calls would cost."""
+  usd = 0.0
+  for price in prices_of(config.models):
+    usd += calls / len(config.models.names) * price.cost_usd(ASSUMED)
+  hours = calls * CALL_S / len(config.models.names) / in_flight / 3600
+  return f"about {calls:,.0f} calls, ${usd:.2f} and {hours:.1f} hours"
+
+
+def main(argv: Sequence[str]) -> int:
+  """Record what is missing; see this file's docstring."""
+  config, out, trials, in_flight = argv
+  try:
+    program.validate(config)
+    check_models(config)
+    env = make(config.env.kind, **env_arguments(config))
+    wanted = list_wanted(env)
+    models = len(config.models.names)
+    calls = len(wanted) * trials * models * (1 + FAILED * models)
+    if config.dry_run:
+      print(f"dry run: {len(wanted)} functions, {estimate(config, calls, in_flight)}")
+      return 0
+    if not config.max_usd and any(row.output for row in prices_of(config.models)):
+      raise ValueError("set --config.max_usd to the most dollars to spend")
+    Recorder(config, env, Path(out)).record(wanted, trials, in_flight)
+  except CapReached as cap:
+    print(f"stopped by --config.max_usd: {cap}; raise it and go on", file=sys.stderr)
+    return 3
+  except (ValueError, OSError, NoAnswer) as error:
+    return fail(error)
+  return 0
+
+
+def parse(argv: Sequence[str]) -> tuple[Config, str, int, int]:
+  """Read the configuration and the flags from a command line."""
+  out = flags.DEFINE_string("out", None, "The file of the recording.", required=True)
+  trials = flags.DEFINE_integer("trials", 3, "Trials of each function.", 1)
+  in_flight = flags.DEFINE_integer("in_flight", 8, "Calls in flight per model.", 1)
+  try:
+    usual = program.load_config("code.py")
+    config = read_flags(argv, usual, flags.FLAGS, program.load_config)
+  except ValueError as error:
+    sys.exit(fail(error))
+  config.models.kind = "chat"
+  return config, out.value, trials.value, in_flight.value
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=parse)
