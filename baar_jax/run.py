@@ -24,7 +24,7 @@ from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.history import NO_ACTION, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import format_usd, prices_of
 from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
@@ -347,7 +347,7 @@ class SelfPlay:
           self._store.add(ended)
           played.append(ended)
         cost_usd += sum(step.cost_usd for step in ended.steps)
-        bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
+        bar.set_postfix_str(format_usd(cost_usd), refresh=False)
         bar.update()
     return played
 

@@ -14,6 +14,7 @@ from baar_jax.llms.prices import (
   Read,
   cached_tokens,
   find_row,
+  format_usd,
   open_billing,
   prices_of,
 )
@@ -43,6 +44,12 @@ RULES = st.builds(CacheRule, st.integers(1, 2048), st.integers(1, 256), SECONDS)
 def test_the_cost_of_a_usage(name, user_prices, usage, dollars):
   (price,) = prices_of(ModelsConfig(names=(name,), prices=user_prices))
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
+
+
+def test_cents_are_written_with_two_significant_digits():
+  dollars = (0.0, 0.0000123, 0.00307, 0.5, 1.006, 1234.5)
+  texts = ["$0.00", "$0.000012", "$0.0031", "$0.50", "$1.01", "$1,234.50"]
+  assert [*map(format_usd, dollars)] == texts
 
 
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():

@@ -205,6 +205,14 @@ STEP_S = 1.0  # Seconds of simulated time that an environment's step takes (our 
 CHARS_PER_TOKEN = 4
 
 
+def format_usd(usd: float) -> str:
+  """Write dollars with two decimals; below a dollar, with two significant digits."""
+  decimals = 2
+  if 0 < usd < 1:
+    decimals = 1 - math.floor(math.log10(usd))
+  return f"${usd:,.{decimals}f}"
+
+
 def count_tokens(text: str) -> int:
   """Estimate the tokens of a text."""
   return math.ceil(len(text) / CHARS_PER_TOKEN)
