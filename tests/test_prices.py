@@ -13,8 +13,10 @@ from baar_jax.llms.prices import (
   Price,
   Read,
   cached_tokens,
+  find_model,
   find_row,
   format_usd,
+  list_price,
   open_billing,
   prices_of,
 )
@@ -44,6 +46,18 @@ RULES = st.builds(CacheRule, st.integers(1, 2048), st.integers(1, 256), SECONDS)
 def test_the_cost_of_a_usage(name, user_prices, usage, dollars):
   (price,) = prices_of(ModelsConfig(names=(name,), prices=user_prices))
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
+
+
+def test_a_listed_name_may_add_a_date_only():
+  for date in ("", "-2025-08-07", "-20250807"):
+    assert list_price("gpt-5-nano" + date) == list_price("gpt-5-nano")
+  # The list has the whole third name, and a price of its own for the last one.
+  names = "claude-haiku-4-5@20251001", "gemini-4-argon-001", "gpt-4o-realtime-preview"
+  assert all(map(find_model, (*names, "gpt-4o-2024-05-13")))
+  assert list_price("gpt-4o-2024-05-13") != list_price("gpt-4o")
+  for name in ("gpt-5-nano-xyz", "gpt-5-nano-1", "claude-haiku-4-5x"):
+    with pytest.raises(ValueError, match=f"{name}' has no list price"):
+      list_price(name)
 
 
 def test_cents_are_written_with_two_significant_digits():

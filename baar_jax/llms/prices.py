@@ -97,15 +97,35 @@ KINDS = REQUIRED | {"cache_read_mtok", "cache_write_mtok"}
 UNUSED = re.compile("searches_kcount|(input|cache)_(audio|video).*_mtok|_1h_")
 
 
+# The date or the number of a model's version, at the end of its name.
+VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3})$")
+
+
+def drop_version(name: str) -> str:
+  """Remove the date from a model's name, such as gpt-4.1-2025-04-14.
+
+  Providers answer with a dated name when they are asked for the model without a date.
+  """
+  return VERSION.sub("", name)
+
+
 def find_model(name: str) -> Any:
-  """Find a model in the list of genai-prices; return None if the list lacks it."""
+  """Find a model in the list of genai-prices; return None if the list lacks it.
+
+  The list finds many models by the beginning of a name. A name that adds more than a
+  date belongs to another model.
+  """
   # The import is slow, and it also imports an HTTP client.
   from genai_prices.data_snapshot import get_snapshot
 
   try:
-    return get_snapshot().find_provider_model(name, None, None, None)[1]
+    model = get_snapshot().find_provider_model(name, None, None, None)[1]
   except LookupError:
     return None
+  undated = drop_version(name)
+  # If the model is found without the last letter, too, the name has more than it needs.
+  is_exact = undated == model.id or not model.is_match(undated[:-1])
+  return model if is_exact else None
 
 
 def list_price(name: str) -> Price:
