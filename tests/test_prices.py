@@ -67,14 +67,21 @@ def test_cents_are_written_with_two_significant_digits():
 
 
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
-  (price,) = prices_of(ModelsConfig(names=("claude-sonnet-4-5",)))
-  assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
+  price = Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
   # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
   assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)
   # A prompt of 200,000 tokens is in the tier below: 120,000 fresh * 3 + 80,000 cached
   # * 0.3 + 10 * 15 = 384,150 millionths
   assert price.cost_usd(Usage(200_000, 80_000, 10)) == pytest.approx(0.38415)
   assert price.worst_case_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
+
+
+def test_a_tier_above_the_window_is_left_out():
+  # Longer prompts cost more from 272,000 tokens on, in a window of 1,050,000.
+  tiers = ((272_000, Price(5, 0.5, 22.5)),)
+  assert list_price("gpt-5.4") == Price(2.5, 0.25, 15, None, tiers)
+  # The tier begins at 200,000 tokens, which is all of the window.
+  assert list_price("claude-sonnet-4-5") == Price(3, 0.3, 15, 3.75)
 
 
 def test_a_prompt_is_cached_until_its_lifetime_ends():

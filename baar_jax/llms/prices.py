@@ -147,12 +147,15 @@ def list_price(name: str) -> Price:
     for dated in model.prices:
       is_plain &= not isinstance(dated.constraint, TimeOfDateConstraint)
   by_kind = {}
+  # No prompt reaches a tier that begins above the model's window.
+  window = model.context_window or math.inf
   starts = set()
   for kind, price in vars(model.get_prices(datetime.now(UTC))).items():
     if price is None or UNUSED.search(kind):
       continue
     by_kind[kind] = price
-    starts.update(tier.start for tier in getattr(price, "tiers", ()))
+    tiers = getattr(price, "tiers", ())
+    starts.update(tier.start for tier in tiers if tier.start < window)
   if not is_plain or not REQUIRED <= by_kind.keys() <= KINDS:
     raise ValueError(
       f"The model {name!r} is not priced by tokens alone. Set --config.models.prices."
