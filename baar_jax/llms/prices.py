@@ -4,10 +4,11 @@ Axes: A models.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
@@ -128,12 +129,22 @@ def find_model(name: str) -> Any:
   return model if is_exact else None
 
 
-def list_price(name: str) -> Price:
-  """Look up today's list price of a model.
+def list_price(name: str, days: int = 0) -> Price:
+  """Look up the list price of a model, which can change at midnight UTC.
+
+  Args:
+    name: the model's name.
+    days: the number of days from today.
 
   Raises:
     ValueError: the model is unknown, or it is not priced by its tokens alone.
   """
+  return _price_on(name, datetime.now(UTC).date() + timedelta(days))
+
+
+@functools.cache
+def _price_on(name: str, day: date) -> Price:
+  """Look up the list price of a model on a day."""
   model = find_model(name)
   if model is None:
     raise ValueError(
@@ -150,7 +161,7 @@ def list_price(name: str) -> Price:
   # No prompt reaches a tier that begins above the model's window.
   window = model.context_window or math.inf
   starts = set()
-  for kind, price in vars(model.get_prices(datetime.now(UTC))).items():
+  for kind, price in vars(model.get_prices(datetime.combine(day, time(), UTC))).items():
     if price is None or UNUSED.search(kind):
       continue
     by_kind[kind] = price
@@ -184,14 +195,44 @@ def _price(by_kind: dict, start: int) -> Price:
   return Price(input_usd, cached_usd, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
-def prices_of(config: ModelsConfig) -> tuple[Price, ...]:
+def prices_of(config: ModelsConfig, days: int = 0) -> tuple[Price, ...]:
   """Look up the price of each configured model: the user's, else the list price.
+
+  Args:
+    config: the configuration of the models.
+    days: the number of days from today.
 
   Raises:
     ValueError: a model has no list price.
   """
   user_prices = tuple(Price(*row) for row in config.prices)
-  return user_prices or tuple(map(list_price, config.names))
+  return user_prices or tuple(list_price(name, days) for name in config.names)
+
+
+class PricedModel:
+  """A configured model, whose price is looked up at each call.
+
+  Attributes:
+    config: the configuration of the models.
+    config_index: the model's index in the configuration.
+  """
+
+  config: ModelsConfig
+  config_index: int
+
+  @property
+  def price(self) -> Price:
+    """Look up today's price."""
+    return prices_of(self.config)[self.config_index]
+
+  def worst_case_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+    """Compute the worst case of a call in dollars; see `Price.worst_case_usd`.
+
+    A call that is in flight at midnight may cost today's or tomorrow's price.
+    """
+    prices = self.price, prices_of(self.config, days=1)[self.config_index]
+    tokens = prompt_tokens, completion_tokens
+    return max(price.worst_case_usd(*tokens) for price in prices)
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
