@@ -24,15 +24,15 @@ from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.llms.history import NO_ACTION, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import format_usd, prices_of
 from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, label_family, list_evaluation
-from baar_jax.rollout.loop import Failure, Pair, run_episodes
-from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import FIRST_SEED, UNTRAINED, Job, PolicySpec
+from baar_jax.rollout.loop import Failure, Pair, Trial, run_episodes
+from baar_jax.rollout.rules import Build
+from baar_jax.rollout.specs import FIRST_SEED, UNTRAINED, PolicySpec
 from baar_jax.store import (
   CHANGEABLE,
   CONDITIONS,
@@ -284,57 +284,57 @@ class SelfPlay:
       self._store.put_tasks(name, tasks)
 
   def episodes(
-    self, title: str, planned: Planned, build: Callable[[PolicySpec], Policy]
+    self, title: str, planned: Sequence[Planned], build: Build
   ) -> list[Episode]:
-    """Play the missing episodes of a policy, and return the episodes of all jobs.
+    """Play the missing episodes of policies at once, and return those of all jobs.
 
     Each finished episode is stored before it counts. If an episode ends in an error, a
     line is printed and the episode is not stored. The next command plays it again.
 
     Args:
-      title: the policy's name for readers, in the progress bar and in printed lines.
-      planned: the policy, and the episodes that it has to have.
-      build: makes the policy; it is called only if an episode is missing.
+      title: the name for readers, in the progress bar and in printed lines.
+      planned: the policies, each with the episodes that it has to have.
+      build: makes a policy; it is called only if an episode is missing.
 
     Returns:
-      The episodes, ordered by task and seed.
+      The episodes, ordered by policy, task and seed.
 
     Raises:
       CapReached: the next call could exceed --config.max_usd.
       ValueError: too many episodes in a row have failed.
     """
-    spec, jobs = planned
-    self._store.sync(spec.key)
-    stored = self._store.keys(spec.key)
     distributed = self._config.distributed
-    task_ids = list(dict.fromkeys(job.task.id for job in jobs))
-    assigned_ids = set(task_ids[distributed.process :: distributed.processes])
-    assigned = [job for job in jobs if job.task.id in assigned_ids]
-    missing = [job for job in assigned if job.key not in stored]
-    played = []
-    if missing:
-      count = len(assigned)
-      with self._run.progress(title, count, count - len(missing), "ep") as bar:
-        played = self._play(title, missing, build(spec), bar)
-    self._store.sync(spec.key)
-    keys = {job.key for job in jobs}
-    keys -= {(episode.task_id, episode.seed) for episode in played}
-    episodes = played + self._store.episodes(spec.key, keys)
-    return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
+    count = 0
+    trials = []
+    for spec, jobs in planned:
+      self._store.sync(spec.key)
+      stored = self._store.keys(spec.key)
+      task_ids = list(dict.fromkeys(job.task.id for job in jobs))
+      assigned_ids = set(task_ids[distributed.process :: distributed.processes])
+      assigned = [job for job in jobs if job.task.id in assigned_ids]
+      count += len(assigned)
+      missing = [job for job in assigned if job.key not in stored]
+      if missing:
+        policy = build(spec)
+        trials += [Trial(policy, job) for job in missing]
+    if trials:
+      with self._run.progress(title, count, count - len(trials), "ep") as bar:
+        self._play(title, trials, bar)
+    episodes = []
+    for spec, jobs in planned:
+      self._store.sync(spec.key)
+      episodes += self._store.episodes(spec.key, {job.key for job in jobs})
+    return episodes
 
-  def _play(
-    self, title: str, jobs: Sequence[Job], policy: Policy, bar: tqdm
-  ) -> list[Episode]:
-    """Play episodes, and store and return each finished one."""
+  def _play(self, title: str, trials: Sequence[Trial], bar: tqdm) -> None:
+    """Play episodes, and store each finished one."""
     episodes = run_episodes(
-      jobs,
-      policy,
+      trials,
       self.pair,
       self.envs(),
       self._run.budget,
       self._config.models.max_failures,
     )
-    played = []
     cost_usd = 0.0
     # If this block ends early, closing `episodes` ends the model calls in flight. This
     # must happen before the store is closed.
@@ -345,11 +345,9 @@ class SelfPlay:
           print(f"left out: {name}: {ended.error}; run again to play it again")
         else:
           self._store.add(ended)
-          played.append(ended)
         cost_usd += sum(step.cost_usd for step in ended.steps)
-        bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
+        bar.set_postfix_str(format_usd(cost_usd), refresh=False)
         bar.update()
-    return played
 
   def policies(
     self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]
@@ -396,39 +394,41 @@ class Recorded:
     raise ValueError(f"no {split} task is recorded yet: record five tasks first")
 
   def episodes(
-    self, title: str, planned: Planned, build: Callable[[PolicySpec], Policy]
+    self, title: str, planned: Sequence[Planned], build: Build
   ) -> list[Episode]:
-    """Return the recorded episodes of all jobs, ordered by task and seed.
+    """Return the recorded episodes of all jobs, ordered by policy, task and seed.
 
     Args:
       title: not used.
-      planned: the policy, and the episodes that it has to have.
+      planned: the policies, each with the episodes that it has to have.
       build: not used.
 
     Raises:
       ValueError: episodes are missing, with up to three examples, or a router cannot
         learn from them, because they have no texts.
     """
-    spec, jobs = planned
-    name = label_family(spec.family)
-    keys = {job.key for job in jobs}
-    absent = keys - self._store.keys(spec.key)
-    if absent:
-      counts = Counter(task_id for task_id, _ in sorted(absent))
-      examples = [f"{n} of {id_!r:.80}" for id_, n in counts.most_common(3)]
-      raise ValueError(
-        f"{len(absent)} of {len(keys)} episodes of {name} are missing, such as "
-        f"{', '.join(examples)}: record them first"
-      )
-    episodes = self._store.episodes(spec.key, keys)
-    is_learnt = any(job.purpose not in SPLITS for job in jobs)
-    for episode in episodes if is_learnt else ():
-      if not any(step.observation or step.action for step in episode.steps):
+    found = []
+    for spec, jobs in planned:
+      name = label_family(spec.family)
+      keys = {job.key for job in jobs}
+      absent = keys - self._store.keys(spec.key)
+      if absent:
+        counts = Counter(task_id for task_id, _ in sorted(absent))
+        examples = [f"{n} of {id_!r:.80}" for id_, n in counts.most_common(3)]
         raise ValueError(
-          f"episodes of {name} were recorded without texts to learn from: record new "
-          "ones with texts under another --config.name"
+          f"{len(absent)} of {len(keys)} episodes of {name} are missing, such as "
+          f"{', '.join(examples)}: record them first"
         )
-    return episodes
+      episodes = self._store.episodes(spec.key, keys)
+      is_learnt = any(job.purpose not in SPLITS for job in jobs)
+      for episode in episodes if is_learnt else ():
+        if not any(step.observation or step.action for step in episode.steps):
+          raise ValueError(
+            f"episodes of {name} were recorded without texts to learn from: record new "
+            "ones with texts under another --config.name"
+          )
+      found += episodes
+    return found
 
   def policies(
     self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]

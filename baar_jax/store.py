@@ -359,6 +359,14 @@ class Store:
       dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
     )
 
+  def mean_latency_s(self) -> float | None:
+    """Compute the mean seconds of a reply in all episodes; None without any."""
+    query = (
+      "SELECT avg(atom) FROM (SELECT episode FROM episodes WHERE json_valid(episode)), "
+      "json_tree(episode) WHERE key = 'latency_s' AND atom > 0"
+    )
+    return self._db.execute(query).fetchone()[0]
+
   def sync(self, policy: str) -> None:
     """Copy a policy's episodes to the stores of all processes that lack them."""
     stored = self.keys(policy)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httpx2
 
 from baar_jax.config import ModelsConfig
-from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, prices_of
+from baar_jax.llms.prices import COSTLIEST_TIER, HOUR_WRITE, PricedModel
 from baar_jax.llms.provider import (
   LOST,
   UNREADABLE,
@@ -94,13 +94,12 @@ class Stream:
 
 
 @dataclasses.dataclass(eq=False)
-class Client:
+class Client(PricedModel):
   """One model at its provider's endpoint.
 
   Attributes:
     config: the configuration of the models.
     config_index: the model's index in the configuration.
-    price: the model's price.
     multiples: the multiples of the list price that the last answer told. Before one,
       a public endpoint may have the costliest service tier.
     http: the HTTP client of the endpoint.
@@ -113,12 +112,11 @@ class Client:
     """Prepare the HTTP client; no connection is opened yet.
 
     Raises:
-      ValueError: the price or the key is missing.
+      ValueError: the key is missing.
     """
     config = self.config
     self.endpoint = endpoints(config)[self.config_index]
     self.name = self.endpoint.model
-    self.price = prices_of(config)[self.config_index]
     tier = 1.0 if self.endpoint.is_private else COSTLIEST_TIER
     self.multiples = {"service_tier": tier}
     self._key = self.endpoint.key()
@@ -137,7 +135,7 @@ class Client:
       reply_tokens: the limit on the tokens of a reply.
     """
     tokens = reply_tokens * (request.get("n") or 1)
-    usd = self.price.worst_case_usd(prompt_tokens, tokens)
+    usd = self.worst_case_usd(prompt_tokens, tokens)
     if prompt_tokens and '"1h"' in json.dumps(request):
       usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
     terms = AnswerMeter(multiples={**self.multiples})

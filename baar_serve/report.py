@@ -16,6 +16,7 @@ from baar_jax.llms.prices import (
   Billing,
   Price,
   Read,
+  drop_version,
   find_row,
   list_price,
   prices_of,
@@ -31,7 +32,7 @@ from baar_serve.forecast import (
   tabulate_calibration,
   tabulate_steps,
 )
-from baar_serve.logs.read import DATE, read_logs
+from baar_serve.logs.read import read_logs
 from baar_serve.logs.record import Calls
 
 # A session goes in circles once an action has brought the same observation for this
@@ -95,8 +96,7 @@ def list_rows(calls: Calls) -> Iterator[dict]:
     day = call.at_s and time.strftime("%F", time.gmtime(call.at_s))
     yield vars(call) | dict(
       text="",
-      # A provider answers with the dated name of a model.
-      model=DATE.sub("", call.model).rpartition("/")[2],
+      model=drop_version(call.model).rpartition("/")[2],
       observation=hash(call.observation),
       # An action that is not recorded, whose hash is 0, is no repeat.
       action=hash(call.action) or None,

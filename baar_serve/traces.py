@@ -8,12 +8,12 @@ import contextlib
 
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import drop_version, prices_of
 from baar_jax.rollout.jobs import BOUNDARIES, stratified_spec
 from baar_jax.run import Run
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import add_session
-from baar_serve.logs.read import DATE, read_logs
+from baar_serve.logs.read import read_logs
 from baar_serve.logs.record import LoggedCall
 
 
@@ -73,8 +73,7 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   steps = []
   score = None
   for call in calls:
-    # A provider answers with the dated name of a model.
-    name = call.model if call.model in names else DATE.sub("", call.model)
+    name = call.model if call.model in names else drop_version(call.model)
     if name not in names:
       raise ValueError(
         f"Session {id_!r:.80} has the model {call.model!r:.80}. "

@@ -250,7 +250,7 @@ class Upstream(Client):
     """Prepare the HTTP client, and look up the limits of all models.
 
     Raises:
-      ValueError: a price or a key is missing.
+      ValueError: a key is missing.
     """
     super().__post_init__()
     indices = range(len(self.config.names))

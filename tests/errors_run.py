@@ -94,7 +94,7 @@ def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
 def profile_recorded(run: Run, *episodes: Episode) -> None:
   run.store.add(*episodes)
   trials = [Job(task, "profile", 0) for task in run.tasks("train")]
-  run.source.episodes("", Planned(ALWAYS_SMALL, trials), None)
+  run.source.episodes("", [Planned(ALWAYS_SMALL, trials)], None)
 
 
 def forget_texts() -> Episode:

@@ -119,7 +119,7 @@ class TableRouter:
   def episodes(self, title, planned, build):
     logp_NxA = np.array(jax.nn.log_softmax(self.logits_NxA))
     played = []
-    for job in planned.jobs:
+    for job in planned[0].jobs:
       logp_SxA = logp_NxA[self.states(job.task.id)]
       actions = (self.draw.random(2) < np.exp(logp_SxA[:, 1])).astype(int)
       models = "".join("SL"[action] for action in actions)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+from datetime import datetime, timedelta
 from unittest.mock import MagicMock
 
 import pytest
@@ -330,6 +331,33 @@ def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   public.models[0].client.base_url = server.url
   ask(public)
   assert model.bound_usd(MESSAGES, 0) == BOUND_USD
+
+
+def test_a_list_price_is_the_day_s_and_a_reservation_the_higher(
+  server, connect, monkeypatch
+):
+  """The prices of this model double on 2026-12-01, from $2, $0.1 and $10."""
+
+  class Clock(datetime):
+    @classmethod
+    def now(cls, zone):
+      return cls(2026, 11, day, 23, 59, tzinfo=zone) + timedelta(minutes=minutes)
+
+  monkeypatch.setattr("baar_jax.llms.prices.datetime", Clock)
+  day = 29
+  minutes = 0
+  pair = connect(names=("gemini-4-argon",), prices=())
+  (model,) = pair.start(None, TASK, 7, unlimited)
+  # The worst case is 41 tokens of the prompt and 50 of the reply. 8 are new or cached,
+  # and 10 are the reply's.
+  for day, minutes, bound, cost in (
+    (29, 0, 41 * 2 + 50 * 10, 8 * 2 + 10 * 10),
+    (30, 0, 41 * 4 + 50 * 20, 8 * 0.1 + 10 * 10),
+    (30, 1, 41 * 4 + 50 * 20, 8 * 0.2 + 10 * 20),
+  ):
+    assert model.bound_usd(MESSAGES, 0) == pytest.approx(bound / 1e6)
+    reply = ask(pair, seed=day + minutes)
+    assert reply.call.cost_usd == pytest.approx(cost / 1e6)
 
 
 def test_a_call_is_made_if_and_only_if_it_fits(server, connect, spent):

@@ -78,7 +78,7 @@ def test_a_reused_episode_is_what_the_policy_would_have_played(run):
     rule = Loader(run.files(), run.source.live_episodes).build(spec)
     rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
     planned = Planned(rule.spec, jobs)
-    played = run.source.episodes("own", planned, lambda spec, rule=rule: rule)
+    played = run.source.episodes("own", [planned], lambda spec, rule=rule: rule)
     assert steps(played) == steps(run.store.episodes(key, {job.key for job in jobs}))
 
 

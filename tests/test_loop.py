@@ -24,7 +24,7 @@ from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.history import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
-from baar_jax.rollout.loop import Failure, run_episodes
+from baar_jax.rollout.loop import Failure, Trial, run_episodes
 from baar_jax.rollout.specs import Cap
 
 NINE = [job(f"t{number}") for number in range(9)]
@@ -49,7 +49,8 @@ def start(tape, jobs, envs=None, policy=None, pair=None, cap=Cap(), **limits):  
   policy = policy or HandPolicy(tape)
   policy.spec = policy.spec.under(cap)
   pair = pair or HandPair(tape)
-  return run_episodes(jobs, policy, pair, envs or [HandEnv(tape)], **limits)
+  trials = [Trial(policy, job) for job in jobs]
+  return run_episodes(trials, pair, envs or [HandEnv(tape)], **limits)
 
 
 def run(*args, **limits):
@@ -168,6 +169,16 @@ def test_ready_episodes_are_decided_together(tape, inline):
   assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
 
 
+def test_policies_play_at_once_and_decide_apart(tape, inline):
+  policies = HandPolicy(tape, "SS"), HandPolicy(tape, "LL")
+  trials = [Trial(policy, job) for policy in policies for job in NINE[:2]]
+  episodes = [*run_episodes(trials, HandPair(tape), [HandEnv(tape), HandEnv(tape)])]
+  assert [episode.task_id for episode in episodes] == ["t0", "t0", "t1", "t1"]
+  assert {models_of(e) for e in episodes[:2]} == {"SS", "LL"}
+  for policy in policies:
+    assert policy.groups == [[(name, step)] for name in ("t0", "t1") for step in (0, 1)]
+
+
 def test_a_slow_episode_delays_no_other(tape):
   released = threading.Event()
   in_time = []
@@ -177,10 +188,10 @@ def test_a_slow_episode_delays_no_other(tape):
       in_time.append(released.wait(30))
 
   envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
-  episodes = start(tape, [job("slow"), job("quick"), job("quick", 1)], envs)
+  episodes = start(tape, [job("a slow one"), job("quick"), job("quick", 1)], envs)
   assert [next(episodes).task_id, next(episodes).task_id] == ["quick", "quick"]
   released.set()
-  assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)]
+  assert [(e.task_id, len(e.steps)) for e in episodes] == [("a slow one", 3)]
   assert in_time == [True]
 
 

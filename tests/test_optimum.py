@@ -21,7 +21,7 @@ from baar_jax.envs.sandbox.adapter import (
 from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rivals.optimum import Exact
-from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 
@@ -45,9 +45,9 @@ def play(rule, tasks, calls=None):
   """Play one episode of each training task, with the scripted pair and the loop."""
   env = Sandbox(train_tasks=tasks)
   pair = ScriptedPair(MODELS, Sandbox)
-  jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
   policy = RulePolicy(PolicySpec("p", cap=Cap(calls)), rule)
-  return list(run_episodes(jobs, policy, pair, [env]))
+  trials = [Trial(policy, Job(task, "profile", 0)) for task in env.tasks("train")]
+  return list(run_episodes(trials, pair, [env]))
 
 
 def prompt_tokens(step):

@@ -6,6 +6,7 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig, SamplePlan
+from baar_jax.episode import Call, Episode, Step, Usage
 from baar_jax.run import Run
 from baar_jax.stages import plan
 
@@ -74,3 +75,19 @@ def test_missing_episodes_cost_the_mean_of_stored_ones(config, capsys):
   # small, which expects $3, and of First-Large, random, sft and bopo.
   usd = 5 * 3 + 5 * 30 + 35 * 16.5 + 5 * 3 + 20 * 5.0
   assert rows["evaluate"][::2] == [45 + 25, usd]
+
+
+def test_hours_are_those_of_recorded_calls(config, capsys):
+  seconds = (3.0, 5.0, 0.0)  # The last call is replayed.
+  calls = [Call(0, Usage(9, 0, 9), 1.0, latency_s=latency_s) for latency_s in seconds]
+  with contextlib.closing(Run(config)) as run:
+    steps = [Step("", 0, "", calls)]
+    run.store.add(Episode("other", "always-small", 0, steps, 1.0, "done"))
+  config.models.kind = "chat"
+  # 16 episodes of SMALL with 1 step, 16 of LARGE with the assumed 6, 4 seconds a call
+  hours = plan.tabulate(config, ["profile"]).hours["in all"]
+  assert hours == pytest.approx((16 + 96) * 4 / 3600)
+  for prices, words in (((), "list"), (((1, 1, 1), (2, 2, 2)), "the configured")):
+    config.models.prices = prices
+    plan.main(config, [])
+    assert f"estimates, at {words} prices\n" in capsys.readouterr().out

@@ -13,7 +13,10 @@ from baar_jax.llms.prices import (
   Price,
   Read,
   cached_tokens,
+  find_model,
   find_row,
+  format_usd,
+  list_price,
   open_billing,
   prices_of,
 )
@@ -45,15 +48,40 @@ def test_the_cost_of_a_usage(name, user_prices, usage, dollars):
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
+def test_a_listed_name_may_add_a_date_only():
+  for date in ("", "-2025-08-07", "-20250807"):
+    assert list_price("gpt-5-nano" + date) == list_price("gpt-5-nano")
+  # The list has the whole third name, and a price of its own for the last one.
+  names = "claude-haiku-4-5@20251001", "gemini-4-argon-001", "gpt-4o-realtime-preview"
+  assert all(map(find_model, (*names, "gpt-4o-2024-05-13")))
+  assert list_price("gpt-4o-2024-05-13") != list_price("gpt-4o")
+  for name in ("gpt-5-nano-xyz", "gpt-5-nano-1", "claude-haiku-4-5x"):
+    with pytest.raises(ValueError, match=f"{name}' has no list price"):
+      list_price(name)
+
+
+def test_cents_are_written_with_two_significant_digits():
+  dollars = (0.0, 0.0000123, 0.00307, 0.5, 1.006, 1234.5)
+  texts = ["$0.00", "$0.000012", "$0.0031", "$0.50", "$1.01", "$1,234.50"]
+  assert [*map(format_usd, dollars)] == texts
+
+
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
-  (price,) = prices_of(ModelsConfig(names=("claude-sonnet-4-5",)))
-  assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
+  price = Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
   # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
   assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)
   # A prompt of 200,000 tokens is in the tier below: 120,000 fresh * 3 + 80,000 cached
   # * 0.3 + 10 * 15 = 384,150 millionths
   assert price.cost_usd(Usage(200_000, 80_000, 10)) == pytest.approx(0.38415)
   assert price.worst_case_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
+
+
+def test_a_tier_above_the_window_is_left_out():
+  # Longer prompts cost more from 272,000 tokens on, in a window of 1,050,000.
+  tiers = ((272_000, Price(5, 0.5, 22.5)),)
+  assert list_price("gpt-5.4") == Price(2.5, 0.25, 15, None, tiers)
+  # The tier begins at 200,000 tokens, which is all of the window.
+  assert list_price("claude-sonnet-4-5") == Price(3, 0.3, 15, 3.75)
 
 
 def test_a_prompt_is_cached_until_its_lifetime_ends():

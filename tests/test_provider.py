@@ -5,7 +5,7 @@ import re
 import pytest
 
 from baar_jax.config import ModelsConfig
-from baar_jax.llms.provider import clean, endpoints
+from baar_jax.llms.provider import clean, endpoints, read_refusal
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -64,3 +64,19 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
 )
 def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):
   assert clean(message, KEY) == shown
+
+
+@pytest.mark.parametrize(
+  "body",
+  [
+    # llama.cpp
+    b'{"error":{"code":400,"message":"request (70 tokens) exceeds the available context'
+    b' size (64 tokens)","type":"exceed_context_size_error","n_ctx":64}}',
+    # Gemini
+    b'[{"error":{"code":400,"message":"The input token count (70) exceeds the maximum '
+    b'number of tokens allowed (64).","status":"INVALID_ARGUMENT"}}]',
+  ],
+)
+def test_an_overflow_of_the_window_ends_only_its_call(body):
+  outcome = read_refusal(400, body, {}, KEY)
+  assert outcome.is_overflow and outcome.hopeless and not outcome.fatal

@@ -11,6 +11,7 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.open import Loader
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.rules import RulePolicy
@@ -84,6 +85,24 @@ def test_a_run_that_lacks_a_store_is_refused(config):
   assert_refused(config, "episodes.sqlite is missing or empty")
 
 
+def test_the_boundaries_play_in_turn_as_they_play_alone(config, tmp_path):
+  def play(config, *groups):
+    with closing(Run(config)) as run:
+      planned = jobs.list_profile(config, run.tasks("dev"))
+      build = Loader(run.files(), 1).build
+      played = []
+      for start, end in groups:
+        played += run.source.episodes("", planned[start:end], build)
+      order = run.store._db.execute("SELECT policy FROM episodes ORDER BY rowid")
+      return played, [policy for (policy,) in order]
+
+  alone, order = play(config, (0, 1), (1, 2))
+  assert order == ["always-small"] * 4 + ["always-large"] * 4
+  together, order = play(tiny.config(tmp_path, "together"), (0, 2))
+  assert order == ["always-small", "always-large"] * 4
+  assert together == alone == play(config, (0, 2))[0]
+
+
 def test_an_episode_that_failed_is_played_again_alone(config, capsys):
   asked = set()
 
@@ -101,7 +120,7 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
     run.source._envs = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
     episodes = run.source.episodes(
-      "some", Planned(policy.spec, trials), lambda _: policy
+      "some", [Planned(policy.spec, trials)], lambda _: policy
     )
     return [(e.task_id, e.seed) for e in episodes]
 

@@ -11,7 +11,7 @@ from tiny_router import ROUTER, make_tokenizer
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox.adapter import SandboxErrors
 from baar_jax.rollout.budget import BudgetSpent
-from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.specs import Cap, Decision
 from baar_jax.router.view import View
 
@@ -60,7 +60,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
   tape, left = [], iter(choices)
   policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)
   policy.spec = policy.spec.under(cap)
-  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)])
+  (episode,) = run_episodes([Trial(policy, job(max_steps=1))], pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
   # All decisions were asked for.
   assert next(left, None) is None

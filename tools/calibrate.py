@@ -42,7 +42,7 @@ def measure(run: Run) -> dict[str, float]:
 
   def play(planned: Planned) -> list[Episode]:
     """Return a policy's episodes, ordered by task and seed."""
-    return run.source.episodes(planned.spec.key, planned, build)
+    return run.source.episodes(planned.spec.key, [planned], build)
 
   small, large = map(play, boundaries)
   figures = {"small": mean_score(small), "large": mean_score(large)}

@@ -28,7 +28,7 @@ from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
 from baar_jax.llms.ledger import Calls
-from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, prices_of
+from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, PricedModel
 from baar_jax.llms.provider import (
   FAILED,
   LOST,
@@ -85,7 +85,7 @@ class ChatPair:
     """Prepare the models; no connection is opened yet.
 
     Raises:
-      ValueError: a price or a key is missing.
+      ValueError: a key is missing.
     """
     self.names = config.names
     self.calls = calls
@@ -143,15 +143,15 @@ class ChatPair:
     self.calls.close()
 
 
-class ChatModel:
+class ChatModel(PricedModel):
   """One API model at its provider's endpoint; the threads of all episodes share it.
 
   Attributes:
     pair: the models of the run, with the recorded calls.
     config: the configuration of the models.
+    config_index: the model's index in `config`.
     index: the model's index in recorded calls.
     endpoint: the model's name and address.
-    price: the model's price.
     is_tier_known: whether answers come from a service tier of known price: OpenAI is
       asked for one, private endpoints have none, and others show it by an answer.
     where: the model's name and host, for messages.
@@ -171,13 +171,13 @@ class ChatModel:
       index: the model's index in recorded calls. A judge comes after the other models.
 
     Raises:
-      ValueError: the price or the key is missing, or a proxy cannot be used.
+      ValueError: the key is missing, or a proxy cannot be used.
     """
     self.pair = pair
     self.config = config
+    self.config_index = config_index
     self.index = index
     self.endpoint = endpoints(config)[config_index]
-    self.price = prices_of(config)[config_index]
     self.is_tier_known = self.endpoint.is_private or self.endpoint.is_openai
     self.where = f"{self.endpoint.model} at {self.endpoint.host}"
     self.slots = threading.BoundedSemaphore(CONCURRENCY)
@@ -233,7 +233,7 @@ class ChatModel:
       prompt_tokens: an upper bound on the tokens of the prompt.
     """
     reply_tokens = self.config.max_completion_tokens
-    usd = self.price.worst_case_usd(prompt_tokens, reply_tokens)
+    usd = self.worst_case_usd(prompt_tokens, reply_tokens)
     return usd if self.is_tier_known else COSTLIEST_TIER * usd
 
   async def attempt(self, messages: Messages, seed: int) -> Outcome:

@@ -4,10 +4,11 @@ Axes: A models.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
@@ -97,23 +98,53 @@ KINDS = REQUIRED | {"cache_read_mtok", "cache_write_mtok"}
 UNUSED = re.compile("searches_kcount|(input|cache)_(audio|video).*_mtok|_1h_")
 
 
+# The date or the number of a model's version, at the end of its name.
+VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3})$")
+
+
+def drop_version(name: str) -> str:
+  """Remove the date from a model's name, such as gpt-4.1-2025-04-14.
+
+  Providers answer with a dated name when they are asked for the model without a date.
+  """
+  return VERSION.sub("", name)
+
+
 def find_model(name: str) -> Any:
-  """Find a model in the list of genai-prices; return None if the list lacks it."""
+  """Find a model in the list of genai-prices; return None if the list lacks it.
+
+  The list finds many models by the beginning of a name. A name that adds more than a
+  date belongs to another model.
+  """
   # The import is slow, and it also imports an HTTP client.
   from genai_prices.data_snapshot import get_snapshot
 
   try:
-    return get_snapshot().find_provider_model(name, None, None, None)[1]
+    model = get_snapshot().find_provider_model(name, None, None, None)[1]
   except LookupError:
     return None
+  undated = drop_version(name)
+  # If the model is found without the last letter, too, the name has more than it needs.
+  is_exact = undated == model.id or not model.is_match(undated[:-1])
+  return model if is_exact else None
 
 
-def list_price(name: str) -> Price:
-  """Look up today's list price of a model.
+def list_price(name: str, days: int = 0) -> Price:
+  """Look up the list price of a model, which can change at midnight UTC.
+
+  Args:
+    name: the model's name.
+    days: the number of days from today.
 
   Raises:
     ValueError: the model is unknown, or it is not priced by its tokens alone.
   """
+  return _price_on(name, datetime.now(UTC).date() + timedelta(days))
+
+
+@functools.cache
+def _price_on(name: str, day: date) -> Price:
+  """Look up the list price of a model on a day."""
   model = find_model(name)
   if model is None:
     raise ValueError(
@@ -127,12 +158,15 @@ def list_price(name: str) -> Price:
     for dated in model.prices:
       is_plain &= not isinstance(dated.constraint, TimeOfDateConstraint)
   by_kind = {}
+  # No prompt reaches a tier that begins above the model's window.
+  window = model.context_window or math.inf
   starts = set()
-  for kind, price in vars(model.get_prices(datetime.now(UTC))).items():
+  for kind, price in vars(model.get_prices(datetime.combine(day, time(), UTC))).items():
     if price is None or UNUSED.search(kind):
       continue
     by_kind[kind] = price
-    starts.update(tier.start for tier in getattr(price, "tiers", ()))
+    tiers = getattr(price, "tiers", ())
+    starts.update(tier.start for tier in tiers if tier.start < window)
   if not is_plain or not REQUIRED <= by_kind.keys() <= KINDS:
     raise ValueError(
       f"The model {name!r} is not priced by tokens alone. Set --config.models.prices."
@@ -161,14 +195,44 @@ def _price(by_kind: dict, start: int) -> Price:
   return Price(input_usd, cached_usd, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
-def prices_of(config: ModelsConfig) -> tuple[Price, ...]:
+def prices_of(config: ModelsConfig, days: int = 0) -> tuple[Price, ...]:
   """Look up the price of each configured model: the user's, else the list price.
+
+  Args:
+    config: the configuration of the models.
+    days: the number of days from today.
 
   Raises:
     ValueError: a model has no list price.
   """
   user_prices = tuple(Price(*row) for row in config.prices)
-  return user_prices or tuple(map(list_price, config.names))
+  return user_prices or tuple(list_price(name, days) for name in config.names)
+
+
+class PricedModel:
+  """A configured model, whose price is looked up at each call.
+
+  Attributes:
+    config: the configuration of the models.
+    config_index: the model's index in the configuration.
+  """
+
+  config: ModelsConfig
+  config_index: int
+
+  @property
+  def price(self) -> Price:
+    """Look up today's price."""
+    return prices_of(self.config)[self.config_index]
+
+  def worst_case_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+    """Compute the worst case of a call in dollars; see `Price.worst_case_usd`.
+
+    A call that is in flight at midnight may cost today's or tomorrow's price.
+    """
+    prices = self.price, prices_of(self.config, days=1)[self.config_index]
+    tokens = prompt_tokens, completion_tokens
+    return max(price.worst_case_usd(*tokens) for price in prices)
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
@@ -203,6 +267,14 @@ STEP_S = 1.0  # Seconds of simulated time that an environment's step takes (our 
 # Tokens are estimated from characters, because the tokenizers of API models are not
 # available offline (our choice).
 CHARS_PER_TOKEN = 4
+
+
+def format_usd(usd: float) -> str:
+  """Write dollars with two decimals; below a dollar, with two significant digits."""
+  decimals = 2
+  if 0 < usd < 1:
+    decimals = 1 - math.floor(math.log10(usd))
+  return f"${usd:,.{decimals}f}"
 
 
 def count_tokens(text: str) -> int:

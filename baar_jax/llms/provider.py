@@ -69,7 +69,9 @@ UNAUTHORISED = (401, 403)
 OVERFLOW = "context_length_exceeded"
 HOPELESS = (OVERFLOW, "content_filter")
 # Providers' words for a call that does not fit the model's window.
-TOO_LONG = re.compile("context (length|window)|prompt is too long|input is too long")
+TOO_LONG = re.compile(
+  "context (length|window|size)|prompt is too long|input (is too long|token count)"
+)
 # If a provider asks to wait more seconds than this, the run ends.
 LONGEST_RETRY_AFTER_S = 300.0
 

@@ -192,7 +192,7 @@ def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Ep
   spec = planned.spec
   name = f"{label_family(spec.family)}, λ {spec.lam:g}"
   title = f"{name}, update {spec.update}/{learner.config.updates}"
-  episodes = source.episodes(title, planned, learner.act)
+  episodes = source.episodes(title, [planned], learner.act)
   by_task = group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:

@@ -1,12 +1,12 @@
 """Declare the episodes that each stage plays, for the stages and for the dry run."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.rules import Build
 from baar_jax.rollout.specs import Job, PolicySpec
 
 SFT = "sft"
@@ -55,14 +55,14 @@ class Source(Protocol):
   """Give the episodes that a stage needs: play them, or read recorded ones."""
 
   def episodes(
-    self, title: str, planned: Planned, build: Callable[[PolicySpec], Policy]
+    self, title: str, planned: Sequence[Planned], build: Build
   ) -> list[Episode]:
-    """Return the episodes of all jobs, ordered by task and seed.
+    """Return the episodes of all jobs, ordered by policy, task and seed.
 
     Args:
-      title: the policy's name for readers, in the progress bar and in printed lines.
-      planned: the policy and its jobs.
-      build: makes the policy; it is called only if an episode has to be played.
+      title: the name for readers, in the progress bar and in printed lines.
+      planned: the policies and their jobs.
+      build: makes a policy; it is called only if an episode has to be played.
 
     Raises:
       ValueError: episodes are missing and cannot be played.

@@ -30,6 +30,13 @@ from baar_jax.rollout.specs import Decision, Job, Live
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
 
 
+class Trial(NamedTuple):
+  """A trial that is to be played, with the policy that plays it."""
+
+  policy: Policy
+  job: Job
+
+
 class Failure(NamedTuple):
   """An episode that ended in an error; it must not be stored.
 
@@ -49,6 +56,7 @@ class Running:
   """A live episode, with all that the loop needs to control it.
 
   Attributes:
+    trial: the trial that is played, and the policy that plays it.
     live: the policy's view of the episode.
     env: the environment, which plays no other episode meanwhile.
     play: the generator that plays the episode; see `play_episode`.
@@ -57,6 +65,7 @@ class Running:
     error: the exception that ended the episode, if one did.
   """
 
+  trial: Trial
   live: Live
   env: Env
   play: Generator[Draft, Decision, Episode]
@@ -120,22 +129,20 @@ class Pair(Protocol):
 
 
 def run_episodes(
-  jobs: Iterable[Job],
-  policy: Policy,
+  trials: Iterable[Trial],
   pair: Pair,
   envs: Sequence[Env],
   run_budget: DollarBudget | None = None,
   max_failures: int = 100,
 ) -> Iterator[Episode | Failure]:
-  """Play episodes with a policy; each environment plays one episode at a time.
+  """Play episodes; each environment plays one episode at a time.
 
-  The policy decides in the caller's thread, for all episodes at once that wait for a
+  A policy decides in the caller's thread, for all its episodes at once that wait for a
   decision. Models and environments run in worker threads, so a slow episode delays no
   other episode.
 
   Args:
-    jobs: the trials to play.
-    policy: the policy that chooses the models.
+    trials: the trials to play, each with its policy.
     pair: the models.
     envs: the environments. Their number is the most episodes that are live at a time.
     run_budget: the budget of all episodes together; None is no cap.
@@ -149,18 +156,19 @@ def run_episodes(
     CapReached: a call does not fit `run_budget`. All calls in flight have ended.
     ValueError: `max_failures` attempts at episodes in a row have failed.
   """
-  # The first trial of each task comes before the second one of any task.
-  waiting = sorted(jobs, key=lambda job: job.seed)
+  # The first trial of each task comes before the second one of any task. Policies that
+  # play the same jobs take turns, so that the servers of all their models are in use.
+  waiting = sorted(trials, key=lambda trial: trial.job.key[::-1])
   arrivals: Arrivals = queue.SimpleQueue()
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
-  def begin(job: Job, env: Env, restarts: int = 0) -> None:
+  def begin(trial: Trial, env: Env, restarts: int = 0) -> None:
     """Start an episode, and play it to its first decision in a worker thread."""
-    cap = policy.spec.cap
-    live = Live(job, cap, len(pair.names))
+    cap = trial.policy.spec.cap
+    live = Live(trial.job, cap, len(pair.names))
     budgets = EpisodeBudgets(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
-    play = play_episode(live, env, pair, policy, budgets)
-    workers.submit(Running(live, env, play, restarts).advance, None, arrivals)
+    play = play_episode(live, env, pair, trial.policy, budgets)
+    workers.submit(Running(trial, live, env, play, restarts).advance, None, arrivals)
 
   try:
     live_count = min(len(envs), len(waiting))
@@ -173,10 +181,10 @@ def run_episodes(
         if not running.episode and not running.error:
           ready.append(running)
           continue
-        policy.finish(running.live)
+        running.trial.policy.finish(running.live)
         failures = _count_failures(running, failures, max_failures)
         if isinstance(running.error, EnvDied) and running.restarts < RESTARTS:
-          begin(running.live.job, running.env, running.restarts + 1)
+          begin(running.trial, running.env, running.restarts + 1)
           continue
         live = running.live
         yield running.episode or Failure(live.job, live.steps, running.error)
@@ -184,9 +192,11 @@ def run_episodes(
           begin(waiting.pop(0), running.env)
         else:
           live_count -= 1
-      decisions = policy.choose([running.live for running in ready]) if ready else ()
-      for running, decision in zip(ready, decisions):
-        workers.submit(running.advance, decision, arrivals)
+      for policy in {running.trial.policy for running in ready}:
+        batch = [running for running in ready if running.trial.policy is policy]
+        decisions = policy.choose([running.live for running in batch])
+        for running, decision in zip(batch, decisions):
+          workers.submit(running.advance, decision, arrivals)
   except CapReached:
     raise
   except BaseException:

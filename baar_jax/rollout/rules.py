@@ -206,6 +206,10 @@ class Policy:
     """
 
 
+# A function that makes a policy from its specification.
+Build = Callable[[PolicySpec], Policy]
+
+
 class RulePolicy(Policy):
   """Choose a model by a rule, a function of the episode and the policy's parameters."""
 

@@ -1,7 +1,6 @@
 """Run the stages that collect episodes: setup, profile and references."""
 
 import collections
-from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs import base
@@ -16,10 +15,8 @@ from baar_jax.open import (
   save_vocabulary,
 )
 from baar_jax.paper.references import split_by_profile
-from baar_jax.report.compare import label_policy
-from baar_jax.rivals.families import FAMILIES
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
+from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.router.view import adopt_tokenizer
 from baar_jax.router.weights import check_pretrained
@@ -66,7 +63,8 @@ def profile(run: Run) -> None:
   if config.router.weights:
     check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
-  play_all(run, jobs.list_profile(config, tasks), "profile ")
+  loader = Loader(run.files(), run.source.live_episodes)
+  run.source.episodes("profile", jobs.list_profile(config, tasks), loader.build)
   train = load_profiles(run.store, config, "train")
   dev = load_profiles(run.store, config, "dev")
   for task in tasks:
@@ -87,20 +85,6 @@ def profile(run: Run) -> None:
     run.print(f"profile of {split}: {counts}")
 
 
-def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
-  """Collect the episodes of a stage from the run's source.
-
-  Args:
-    planned: the policies of the stage, each with the episodes that it needs.
-    title: the text before the policy's label in each progress bar.
-  """
-  loader = Loader(run.files(), run.source.live_episodes)
-  for item in planned:
-    if item.jobs:
-      label = label_policy(item.spec, FAMILIES)
-      run.source.episodes(title + label, item, loader.build)
-
-
 def references(run: Run) -> None:
   """Collect the reference trajectory of every training and dev task (paper: tau*).
 
@@ -112,7 +96,8 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
   tasks = split_by_profile(learning, profiles)
-  play_all(run, jobs.list_references(config, tasks))
+  loader = Loader(run.files(), run.source.live_episodes)
+  run.source.episodes("references", jobs.list_references(config, tasks), loader.build)
   trajectories = load_references(run.store, config, profiles)
   update_vocabulary(run)
   # Wait until the main process has written the file.

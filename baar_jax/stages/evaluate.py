@@ -74,7 +74,7 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
         _reuse(run.store, spec, uncapped, jobs)
       title = f"{split} {label_policy(spec, FAMILIES)}"
       builder = first if FAMILIES[spec.family].one_seed else loader
-      source.episodes(title, Planned(spec, jobs), builder.build)
+      source.episodes(title, [Planned(spec, jobs)], builder.build)
 
 
 def _reuse(

@@ -10,7 +10,7 @@ import pandas as pd
 from baar_jax.config import STORED, Config
 from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import format_usd, prices_of
 from baar_jax.open import load_profiles
 from baar_jax.paper.references import split_by_profile
 from baar_jax.rivals import families
@@ -29,8 +29,9 @@ HARD_TASKS = 0.4
 PROMPT = 1000
 # Number of tokens of a model's reply.
 REPLY = 60
-# Seconds of a step with an API model: one until the first token, the reply at the
-# paper's 80 tokens per second, and the rest for the environment and the router.
+# Seconds of a step with an API model, if no reply is stored: one until the first token,
+# the reply at the paper's 80 tokens per second, and the rest for the environment and
+# the router.
 STEP_S = 2.0
 # Tokens of the judge per step: prompt, cached prompt, reply.
 JUDGED = Usage(1000, 0, 200)
@@ -53,7 +54,8 @@ def main(config: Config, stages: Sequence[str]) -> None:
     stages: names of the stages.
   """
   rows = tabulate(config, stages)
-  print("dry run: nothing is played or paid; estimates, at list prices")
+  prices = "the configured" if config.models.prices else "list"
+  print(f"dry run: nothing is played or paid; estimates, at {prices} prices")
   print(rows.to_string(formatters=FORMATS))
 
 
@@ -69,7 +71,7 @@ def require_cap(config: Config, stages: Sequence[str]) -> None:
   if total.dollars:
     raise ValueError(
       "--config.max_usd is 0, but these models cost money: about "
-      f"${total.dollars:,.2f} and {total.hours:,.1f} hours by the dry run; set "
+      f"{format_usd(total.dollars)} and {total.hours:,.1f} hours by the dry run; set "
       "--config.max_usd to the most dollars that this run may spend"
     )
 
@@ -96,10 +98,10 @@ def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
       missing = [job for job in planned if job.key not in stored]
       calls, usd = estimate(config, outcomes, spec)
       rows.loc[stage] += [len(missing), len(missing) * calls, 0.0, len(missing) * usd]
-  store.close()
   if config.models.kind == "chat":
     live = config.env.live_episodes * config.distributed.processes
-    rows.hours = rows.calls * STEP_S / live / 3600
+    rows.hours = rows.calls * (store.mean_latency_s() or STEP_S) / live / 3600
+  store.close()
   rows.loc["in all"] = rows.sum()
   return rows
 

@@ -189,7 +189,7 @@ def _prepare_rival(run: Run, files: RouterFiles, name: str) -> Lesson:
   intermediate = []
   for planned in learns.list_jobs(config, tasks):
     title = f"{FAMILIES[name].label}, trials of model {planned.spec.rank}"
-    intermediate.append(run.source.episodes(title, planned, loader.build))
+    intermediate.append(run.source.episodes(title, [planned], loader.build))
   trials = Trials(
     load_profiles(run.store, config, "train", "dev"),
     run.store.episodes(jobs.stratified_spec(config).key),

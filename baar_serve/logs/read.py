@@ -9,8 +9,6 @@ from baar_serve.config import ServeConfig
 from baar_serve.logs import atif, chat, claude_code, codex, litellm, mini_swe_agent
 from baar_serve.logs.record import Calls, Log
 
-# The date in a model's name, such as gpt-4.1-2025-04-14.
-DATE = re.compile(r"-(\d{4}-\d\d-\d\d|\d{8})$")
 # The readers, by a field that records of their formats have; the last one that fits
 # reads. Chat lines have none of these fields.
 READERS = {

@@ -36,7 +36,7 @@ def play(run, spec, purpose, trials):
     jobs += [
       Job(task, purpose or split, k) for task in run.tasks(split) for k in trials
     ]
-  return run.source.episodes(spec.key, Planned(spec, jobs), loader.build)
+  return run.source.episodes(spec.key, [Planned(spec, jobs)], loader.build)
 
 
 class Served(Store):

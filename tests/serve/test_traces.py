@@ -70,7 +70,7 @@ def test_the_trials_of_clients_are_collected_in_order(run):
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
   for name, policy in zip("aaccacca", ["always-small"] * 4 + ["always-large"] * 4):
     add(run, name, policy)
-  episodes = run.source.episodes("", Planned(ALWAYS_LARGE, jobs), Policy)
+  episodes = run.source.episodes("", [Planned(ALWAYS_LARGE, jobs)], Policy)
   assert [(e.task_id, e.seed) for e in episodes] == [
     ("a", 0),
     ("a", 1),
