@@ -560,7 +560,7 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   """
   if not config.max_usd:
     return None
-  if config.models.kind == "scripted":
+  if config.models.kind != "chat":
     episodes = store.table()
     spent_usd = episodes.spent_usd[~episodes.reused].sum()
   else:

@@ -50,7 +50,7 @@ def without_end(gain, cost, feature=0) -> Transitions:
 
 def make_heads(width, spread=1.0) -> Heads:
   """Draw two heads for states of one feature with this standard deviation."""
-  scale = Scale(*np.float32([[0], [spread]]), *np.float32([1, 100, 10]), np.zeros(0))
+  scale = Scale(*np.float32([[0], [spread]]), *np.float32([1, 100, 10]))
   return heads.draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 

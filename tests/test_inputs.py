@@ -15,7 +15,6 @@ from baar_jax.router import inputs as facts
 from baar_jax.router.inputs import (
   StateReader,
   Tracker,
-  compare_words,
   hash_words,
   learn_vocabulary,
   weigh_words,
@@ -233,12 +232,3 @@ def test_states_step_by_step_equal_those_of_whole_histories(histories):
         states = read_live(reader, steps[:count], step.observation)
         np.testing.assert_array_equal(states.features_NxD[0], whole.read())
         assert states.progress_NxP.tolist() == [[*whole.progress]]
-
-
-def test_usual_words_are_told_from_too_few_and_too_many():
-  """The words' squared lengths are 0, 100 and 225. Those of training were 0 to 200."""
-  features = np.zeros((3, 60))
-  features[:, 0] = 99.0  # a fact, which does not count
-  features[1:, -1] = 10.0, 15.0
-  known = compare_words(np.arange(201.0), features)
-  np.testing.assert_allclose(known, [0, 200 / 201, 0])

@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import os
 import sys
 import threading
 import time
@@ -27,13 +26,16 @@ from tqdm import tqdm
 import main as program
 from baar_jax.config import Config
 from baar_jax.envs.base import make
-from baar_jax.envs.code.adapter import TRIES, Function, deal, run_tests
-from baar_jax.envs.code.recording import (
+from baar_jax.envs.code.adapter import (
   FORMAT,
+  TRIES,
+  Function,
   Node,
   Recording,
+  deal,
   hash_text,
   read_recording,
+  run_tests,
   write_recording,
 )
 from baar_jax.episode import SPLITS, Task, Usage

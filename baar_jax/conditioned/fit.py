@@ -31,7 +31,6 @@ from baar_jax.router.inputs import (
   States,
   Vocabulary,
   describe,
-  measure_words,
   read_states,
 )
 
@@ -41,7 +40,6 @@ ROUND = 100  # The number of updates between two lines of the log.
 # In an update, the target networks move this share of the way to the trained networks
 # (our choice).
 TARGET_RATE = 0.02
-QUANTILES = np.linspace(0, 1, 201)  # of the lengths of words that are stored
 CAPPED_SHARE = 0.6  # The share of drawn decisions that get a cap (our choice).
 # The shares of drawn decisions that get cost weight 0 (our choice): of those with a
 # cap, and of those without a cap.
@@ -114,7 +112,7 @@ def prepare(
     unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
   """
   states = read_states(vocabulary, tasks, episodes)
-  scale = measure_scale(vocabulary, states, episodes, unit_usd)
+  scale = measure_scale(vocabulary, episodes, unit_usd)
   return scale, make_transitions(states, episodes, unit_usd)
 
 
@@ -125,13 +123,12 @@ def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Hea
 
 
 def measure_scale(
-  vocabulary: Vocabulary, states: States, episodes: Sequence[Episode], unit_usd: float
+  vocabulary: Vocabulary, episodes: Sequence[Episode], unit_usd: float
 ) -> Scale:
   """Measure the statistics of training episodes that the value heads need.
 
   Args:
     vocabulary: supplies the statistics of the features.
-    states: the states of the episodes' decisions.
     episodes: the episodes.
     unit_usd: US dollars of one normalised dollar.
   """
@@ -151,7 +148,6 @@ def measure_scale(
     np.float32(unit_usd),
     np.float32(np.mean(opening_tokens or 0)),
     np.float32(np.mean(reply_tokens or 0)),
-    np.quantile(measure_words(states.features_NxD), QUANTILES),
   )
 
 

@@ -33,7 +33,6 @@ class Scale(NamedTuple):
     unit_usd: US dollars of one normalised dollar.
     opening_tokens: Mean tokens of an episode's first prompt.
     reply_tokens: Mean tokens of a reply.
-    length_Q: Quantiles of the results of `measure_words` in training, ascending.
   """
 
   mean_D: np.ndarray
@@ -41,7 +40,6 @@ class Scale(NamedTuple):
   unit_usd: np.ndarray
   opening_tokens: np.ndarray
   reply_tokens: np.ndarray
-  length_Q: np.ndarray
 
 
 class Nets(NamedTuple):

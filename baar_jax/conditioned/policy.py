@@ -10,7 +10,7 @@ from baar_jax.conditioned.heads import Heads, count_calls_left, estimate
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.inputs import StateReader, compare_words, describe
+from baar_jax.router.inputs import StateReader, describe
 
 
 def pick_best(advantage_A: np.ndarray, models: Sequence[int]) -> int:
@@ -71,17 +71,13 @@ class ConditionedPolicy(Policy):
     states = self._reader.read(ready)
     terms_RxT = np.stack([*map(self._describe, ready, states.progress_NxP)])
     _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
-    known_R = compare_words(heads.scale.length_Q, states.features_NxD)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for live, advantage_A, known in zip(ready, advantage_RxA, known_R):
+    for live, advantage_A in zip(ready, advantage_RxA):
       model = self._values.pick(advantage_A, [step.model for step in live.steps])
       p_A = [0.0] * len(advantage_A)
       p_A[model] = 1.0
-      decision = Decision(
-        model, logp=0.0, latency_s=latency_s, p_A=p_A, known=float(known)
-      )
-      decisions.append(decision)
+      decisions.append(Decision(model, logp=0.0, latency_s=latency_s, p_A=p_A))
     return decisions
 
   def finish(self, live: Live) -> None:

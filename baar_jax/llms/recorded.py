@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 
 from baar_jax.config import SEEDS, ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.envs.code.adapter import Function
-from baar_jax.envs.code.recording import Node, hash_text, read_recording
+from baar_jax.envs.code.adapter import Function, Node, hash_text, read_recording
 from baar_jax.episode import Reply, Reserve, Task
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.llms.prices import open_billing
@@ -25,8 +24,8 @@ class RecordedPair:
       functions: all functions of the environment.
 
     Raises:
-      ValueError: the recording cannot be read, has other models or prompts, or no
-        complete trial; or a model has no price.
+      ValueError: the recording cannot be read, or has other models or prompts; or a
+        model has no price.
     """
     self.names = config.names
     self._billing = open_billing(config)
@@ -34,7 +33,7 @@ class RecordedPair:
     recording = read_recording(self._path)
     header = recording.header
     self._nodes = recording.nodes
-    self._trials = header["trials"]
+    self._trials = recording.trials
     self._reply_tokens = header["max_completion_tokens"]
     self._id_of = {function.prompt(): function.id for function in functions}
     problem = ""
@@ -43,8 +42,6 @@ class RecordedPair:
       problem = f"has the models {names}: set --config.models.names={names}"
     elif header["prompts"] != hash_text(*self._id_of):
       problem = "has other prompts than this version: record again (tools/record.py)"
-    elif not self._trials:
-      problem = "has no complete trial: let tools/record.py go on"
     if problem:
       raise ValueError(f"the recording {self._path} {problem}")
 
@@ -94,7 +91,7 @@ class RecordedPair:
     return node
 
   def bound_usd(self, model: int, node: Node) -> float:
-    """Compute the worst case of a call, whose reply may have all tokens of the limit."""
+    """Compute the worst case of a call, with the longest reply, in dollars."""
     price = self._billing.prices[model]
     return price.worst_case_usd(node.prompt_tokens, self._reply_tokens)
 

@@ -46,6 +46,10 @@ NOTES = {
     "Costs are the list prices of the texts that they exchange. No model was called. "
     "A rule stands in for the judge of a zero-shot router."
   ),
+  "recorded": (
+    "Recorded models: real models gave each reply once, after every sequence of models, "
+    "and the functions' tests decided. No model was called in this run."
+  ),
   "synthetic": "The tasks are synthetic, not the benchmark's own.",
 }
 

@@ -136,9 +136,9 @@ def advise(results: Results) -> str:
 
 
 def describe_models(config: ModelsConfig) -> str:
-  """Return "scripted models", or "models at HOST" with the hosts of the endpoints."""
-  if config.kind == "scripted":
-    return "scripted models"
+  """Say what acted: "scripted models", "recorded models", or "models at HOST"."""
+  if config.kind != "chat":
+    return f"{config.kind} models"
   hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(config))
   return f"models at {' and '.join(hosts)}"
 

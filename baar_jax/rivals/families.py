@@ -17,6 +17,7 @@ import numpy as np
 
 from baar_jax.conditioned.policy import pick_best
 from baar_jax.config import (
+  RECORDED,
   VANILLA_BATCHES,
   ZERO_SHOT,
   BoPOConfig,
@@ -29,7 +30,7 @@ from baar_jax.learn.batches import ACTED, Batch, Labels, Term
 from baar_jax.paper import bopo, losses
 from baar_jax.paper.bopo import Learner, Update
 from baar_jax.paper.references import Profile, Trials
-from baar_jax.rivals import cascade, single_turn, vanilla
+from baar_jax.rivals import cascade, foresight, single_turn, vanilla
 from baar_jax.rivals.optimum import has_optimum
 from baar_jax.rollout import jobs, rules
 from baar_jax.rollout.jobs import (
@@ -44,9 +45,10 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.policy import ARGMAX, RouterPolicy
 
-# The exact policy is evaluated with these values of mu, the number of successes that
-# one US dollar is worth.
+# The exact policies are evaluated with these values of mu: the successes that one US
+# dollar is worth in the sandbox, and the score of a ticket.
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
+FORESIGHT_WEIGHTS = (0, 30, 100, 300, 1000, 3000)
 
 
 class Points(NamedTuple):
@@ -112,7 +114,7 @@ class Family:
     points: a function of (config, name of the family) that lists the policies to
       evaluate, in the report's order.
     needs: what decides: "" is `rule`, "router" a trained router, "heads" the value
-      heads, "judge" and "optimum" what their names say.
+      heads, "judge", "optimum" and "foresight" what their names say.
     rule: returns the index of the model to act.
     policy: the class of the policy if a router decides.
     labels: how this router reads stored decisions, for policies with a `share`.
@@ -319,6 +321,14 @@ def _list_optimum(config: Config, name: str) -> Iterator[Points]:
     yield Points(free, (exact,), usd=False)
 
 
+def _list_foresight(config: Config, name: str) -> Iterator[Points]:
+  """Yield a policy of foresight for each mu, and for each cap on calls."""
+  if config.models.kind == RECORDED:
+    known = PolicySpec(name, cap_conditioned=True)
+    free = [dataclasses.replace(known, mu=mu) for mu in FORESIGHT_WEIGHTS]
+    yield Points(free, (known,), usd=False)
+
+
 def escalate_once(advantage_A: np.ndarray, models: Sequence[int]) -> int:
   """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
 
@@ -382,7 +392,16 @@ FAMILIES = {
     ),
     rule=rules.take_randomly,
   ),
+  "escalate": Family(
+    "escalate after a failure",
+    lambda config, name: _list_each((PolicySpec(name),)),
+    rule=rules.take_large_after_failure,
+    is_rival=True,
+  ),
   "optimum": Family("optimum (exact policy)", _list_optimum, "optimum"),
+  foresight.CLAIRVOYANT: Family("clairvoyant", _list_foresight, "foresight"),
+  foresight.KNOWS_FUNCTION: Family("knows the function", _list_foresight, "foresight"),
+  foresight.SCHEDULE: Family("best fixed schedule", _list_foresight, "foresight"),
   ZERO_SHOT: Family(
     "zero-shot router",
     lambda config, name: _list_each((zero_shot_spec(config),)),

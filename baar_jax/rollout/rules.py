@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from baar_jax.envs.base import ERROR_WORDS
 from baar_jax.episode import SMALL, Reply, Step
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
@@ -239,6 +240,16 @@ def take_large(live: Live, spec: PolicySpec) -> int:
   Under a cap on calls, SMALL acts once the cap is spent, so this rule is First-Large.
   """
   return live.models - 1
+
+
+def take_large_after_failure(live: Live, spec: PolicySpec) -> int:
+  """Choose LARGE right after a failure, otherwise SMALL (our choice).
+
+  A failure is a word of `ERROR_WORDS` in the first line of the last observation.
+  """
+  if live.steps and ERROR_WORDS.search(live.observation.partition("\n")[0]):
+    return live.models - 1
+  return SMALL
 
 
 def take_rank(live: Live, spec: PolicySpec) -> int:

@@ -196,8 +196,6 @@ class Decision(NamedTuple):
     cost_usd: dollars of the router's compute.
     latency_s: seconds that the decision took.
     p_A: the router's probability of each model; empty if it has none.
-    known: how usual the text is, in [0, 1]; see `compare_words` in router/inputs.py.
-      None if unknown.
     calls: the calls that the decision needed, such as that of a judge.
     proposal: the last action that a model proposed; None if no action was proposed.
   """
@@ -207,7 +205,6 @@ class Decision(NamedTuple):
   cost_usd: float = 0.0
   latency_s: float = 0.0
   p_A: Sequence[float] = ()
-  known: float | None = None
   calls: Sequence[Call] = ()
   proposal: str | None = None
 

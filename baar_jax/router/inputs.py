@@ -125,29 +125,6 @@ def hash_words(task: Task, observation: str, actions: Sequence[str]) -> np.ndarr
   return mark_H
 
 
-def measure_words(features_NxD: np.ndarray) -> np.ndarray:
-  """Compute length_N, the squared length of the words in each state.
-
-  The words are the last features. Words that training has never seen add little.
-  """
-  return np.square(features_NxD[:, -DIRECTIONS:]).sum(axis=1)
-
-
-def compare_words(length_Q: np.ndarray, features_NxD: np.ndarray) -> np.ndarray:
-  """Compute known_N, how usual the words of each state are (our choice).
-
-  Args:
-    length_Q: `Scale.length_Q`.
-
-  Returns:
-    Twice the share of training decisions that are at least as far out on the same side;
-    a decision like those of training is below any x with probability x.
-  """
-  lengths_N = measure_words(features_NxD)
-  share_N = np.searchsorted(length_Q, lengths_N) / len(length_Q)
-  return 2 * np.minimum(share_N, 1 - share_N)
-
-
 def learn_vocabulary(
   tasks: Mapping[str, Task], episodes: Sequence[Episode]
 ) -> Vocabulary:

@@ -65,7 +65,7 @@ def require_cap(config: Config, stages: Sequence[str]) -> None:
   Raises:
     ValueError: --config.max_usd is 0; the message has the estimates of the dry run.
   """
-  if config.max_usd or config.models.kind == "scripted" or config.env.kind == STORED:
+  if config.max_usd or config.models.kind != "chat" or config.env.kind == STORED:
     return
   total = tabulate(config, stages).loc["in all"]
   if total.dollars:

@@ -3,22 +3,27 @@
 A try is the code of one reply; the tests of the function decide. Each try is a new
 conversation for the agent, which sees one function, and what went wrong in a failed
 try, but not its code. With a recording, outcomes are looked up and nothing is executed.
+
+A recording is a compressed file of JSON lines. The first line tells how it was made;
+each of the others is a node, one model's reply at one try at a function.
 """
 
 import dataclasses
 import functools
+import gzip
+import hashlib
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env, check_size
-from baar_jax.envs.code.recording import hash_text, read_recording
 from baar_jax.episode import Task
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -28,7 +33,9 @@ TRIES = 2  # the most tries at a function
 OPENING = "Write this Python function."
 # The published splits of MBPP by number of problem: train, validation and test.
 MBPP = {"train": range(601, 975), "dev": range(511, 601), "test": range(11, 511)}
+FORMAT = "baar_jax recording 1"
 LIMIT_S = 20  # seconds after which the process of the tests is killed
+FAILED = "The first try failed."
 NO_CODE = "It had no code: reply with one fenced block that begins with ```python."
 NO_END = "It did not end in time, or it used too much memory."
 
@@ -84,12 +91,15 @@ class Function:
 def read_functions(path: str) -> dict[str, list[Function]]:
   """Read the functions of each split, from a file of ours or of MBPP's problems.
 
+  Args:
+    path: the file; "" is our own.
+
   Raises:
     ValueError: the file is missing, or is neither.
   """
   functions = {split: [] for split in MBPP}
   try:
-    for line in Path(path).read_text("utf-8").splitlines():
+    for line in Path(path or FUNCTIONS).read_text("utf-8").splitlines():
       fields = json.loads(line)
       function = read_problem(fields) if "test_list" in fields else read_row(fields)
       if function.split in functions:
@@ -154,6 +164,111 @@ def run_tests(code: str, tests: Sequence[str], walled: bool = True) -> list[str]
 
 
 @dataclasses.dataclass(frozen=True)
+class Node:
+  """One model's reply at one try at a function.
+
+  Attributes:
+    function: the id of the function.
+    trial: number of the trial, from 0. Trials are independent draws.
+    path: the indices of the models that have tried so far, this one last, such as "01".
+    prompt: a hash of the conversation that the model has read.
+    reply: the text of the reply.
+    code: a hash of the reply's code; see `hash_text`.
+    prompt_tokens: tokens of the conversation, as the server counted them.
+    completion_tokens: tokens of the reply.
+    results: a text for each test: "" if it passed, else what went wrong.
+    observation: what the next agent is told of the failed try; "" after a success.
+    seconds: seconds from the request to the reply.
+  """
+
+  function: str
+  trial: int
+  path: str
+  prompt: str
+  reply: str
+  code: str
+  prompt_tokens: int
+  completion_tokens: int
+  results: tuple[str, ...]
+  observation: str
+  seconds: float
+
+  @property
+  def key(self) -> tuple[str, int, str]:
+    """Return function, trial and path, which no other node has."""
+    return self.function, self.trial, self.path
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+  """A recording in memory.
+
+  Attributes:
+    header: how it was made: models, prompts, sampling, server, date, prices, and the
+      number of complete trials.
+    nodes: the nodes by key.
+    results: the results of the tests, by function and hash of the code.
+  """
+
+  header: dict
+  nodes: dict[tuple[str, int, str], Node]
+  results: dict[tuple[str, str], tuple[str, ...]]
+
+  @property
+  def trials(self) -> int:
+    """Return the number of trials to draw from: the complete ones, but at least 1."""
+    return max(1, self.header["trials"])
+
+
+def hash_text(*texts: str) -> str:
+  """Return a short hash of texts."""
+  return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def read_recording(path: str) -> Recording:
+  """Read a recording.
+
+  Args:
+    path: the file, or the name of one beside this file.
+
+  Raises:
+    ValueError: the file is missing, damaged, or something else.
+  """
+  nodes = {}
+  results = {}
+  file_path = Path(path) if Path(path).exists() else Path(__file__).parent / path
+  try:
+    with gzip.open(file_path, "rt", encoding="utf-8") as file:
+      header = json.loads(next(file, "null"))
+      if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError("it is none")
+      for line in file:
+        fields = json.loads(line)
+        node = Node(**fields | {"results": tuple(fields["results"])})
+        nodes[node.key] = node
+        results[node.function, node.code] = node.results
+  except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
+    raise ValueError(
+      f"cannot read the recording {path} ({error}): restore it, or make it with python "
+      "-m tools.record"
+    ) from None
+  return Recording(header, nodes, results)
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+  """Write a recording, in place of an earlier one; a crash leaves the earlier one."""
+  lines = [json.dumps(recording.header, ensure_ascii=False)]
+  for key in sorted(recording.nodes):
+    fields = vars(recording.nodes[key])
+    lines.append(json.dumps(fields, ensure_ascii=False))
+  draft = path.with_name(f"{path.name}.part")
+  # Without a time, equal recordings are equal files.
+  draft.write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
+  draft.replace(path)
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
   """The options of the environment.
 
@@ -184,14 +299,14 @@ class Code(Env):
 
   @classmethod
   def complete(cls, options: Options, runs: Path) -> Options:
-    """Fill in the path of the functions; see Env.complete.
+    """Check that agents' code can be confined; see Env.complete.
 
     Raises:
       ValueError: agents' code would run, and it cannot be confined here.
     """
     if not options.recording and not options.trusted:
       engines.check_walls(None)
-    return dataclasses.replace(options, data=options.data or str(FUNCTIONS))
+    return options
 
   @property
   def functions(self) -> dict[str, list[Function]]:
@@ -207,7 +322,7 @@ class Code(Env):
     tickets = len(self.functions[split]) // TICKET
     size = self.sizes[split]
     if split != "train":
-      check_size(f"the file {self.options.data}", range(tickets), split, size)
+      check_size("the file of functions", range(tickets), split, size)
     tasks = []
     for number in range(size):
       task_id = f"{split}-{number}"
@@ -236,7 +351,7 @@ class Code(Env):
     if failure and self._tries < TRIES:
       first_failed = next(filter(None, results))
       problem = " ".join(first_failed.split()[:3])
-      return self._observe(f"Second try. {problem}", failure), False
+      return self._observe(f"{FAILED} {problem}", failure), False
     self._solved += not failure
     self._place += 1
     self._tries = 0
@@ -266,3 +381,9 @@ def deal(functions: dict[str, list[Function]], task_id: str) -> list[Function]:
   turn, place = divmod(int(number), len(dealt) // TICKET)
   random.Random(f"{split}|{turn}").shuffle(dealt)
   return dealt[place * TICKET : (place + 1) * TICKET]
+
+
+def find_place(observation: str) -> tuple[int, bool]:
+  """Read where a ticket stands: the place of the function, and if a try has failed."""
+  head = observation.partition(OPENING)[0]
+  return int(re.findall(r"Function (\d+) of", head)[-1]) - 1, head.startswith(FAILED)

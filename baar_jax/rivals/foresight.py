@@ -1,0 +1,155 @@
+"""Bound what a router can gain on recorded tickets, by policies that know more.
+
+Each policy is exact: dynamic programming over the functions of a ticket, the tries at
+each, and the remaining LARGE calls. They differ in what they know of a try:
+
+- "clairvoyant" knows the outcomes of this trial. No router can score more.
+- "knows-function" knows the outcomes of the same function in its other trials, and
+  weighs the mean over all training functions as one more trial (our choice).
+- "schedule" knows the mean over all training functions. It is the best schedule of
+  models for one who reads no text.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baar_jax.config import Config
+from baar_jax.envs.code.adapter import (
+  TRIES,
+  deal,
+  find_place,
+  read_functions,
+  read_recording,
+)
+from baar_jax.episode import SMALL, Usage
+from baar_jax.llms.prices import prices_of
+from baar_jax.llms.recorded import draw_trial
+from baar_jax.rollout.specs import Live, PolicySpec
+
+CLAIRVOYANT = "clairvoyant"
+KNOWS_FUNCTION = "knows-function"
+SCHEDULE = "schedule"
+
+
+class Chance(NamedTuple):
+  """What is known of a try: the probability of a solution, and the expected dollars."""
+
+  solved: float
+  usd: float
+
+
+# A function of place, path so far and remaining LARGE calls, which returns the value of
+# the best choice and its model.
+Best = Callable[[int, str, int], tuple[float, int]]
+
+
+def find_best(
+  chances: Callable[[int, str], Chance], functions: int, models: int, mu: float
+) -> Best:
+  """Solve a ticket by dynamic programming.
+
+  Args:
+    chances: what is known of a try: a function of the place of the ticket's function
+      and of the path, the models of its tries so far with the one of this try.
+    functions: the number of functions of the ticket.
+    models: the number of models.
+    mu: the score that one dollar is worth.
+
+  Returns:
+    A function; its values are the expected score minus mu x dollars, and of equally
+    good models it returns the cheapest.
+  """
+
+  @functools.cache
+  def best(place: int, path: str, calls: int) -> tuple[float, int]:
+    """Compute the value and the model of a try."""
+    if place == functions:
+      return 0.0, SMALL
+    if len(path) == TRIES:
+      return best(place + 1, "", calls)
+    values = []
+    for model in range(models if calls else 1):
+      after = f"{path}{model}"
+      left = calls - (model != SMALL)
+      chance = chances(place, after)
+      value = chance.solved * (1 / functions + best(place + 1, "", left)[0])
+      value += (1 - chance.solved) * best(place, after, left)[0]
+      # Values that are equal but for rounding count as equal.
+      values.append(round(value - mu * chance.usd, 12))
+    model = int(np.argmax(values))
+    return values[model], model
+
+  return best
+
+
+class Foresight:
+  """Look up in a recording what each policy knows."""
+
+  def __init__(self, config: Config):
+    """Read the functions and the recording of a run."""
+    models = config.models
+    recording = read_recording(models.recording)
+    self._functions = read_functions(config.env.options.get("data", ""))
+    self._prices = prices_of(models)
+    self._nodes = recording.nodes
+    self._trials = range(recording.trials)
+    self._train = [function.id for function in self._functions["train"]]
+
+  def make_rule(self, spec: PolicySpec) -> Callable[[Live, PolicySpec], int]:
+    """Make the rule of a policy, for `RulePolicy`."""
+    solve = functools.lru_cache(1 << 10)(functools.partial(self._solve, spec))
+
+    def choose(live: Live, spec: PolicySpec) -> int:
+      """Choose the best model of the next try."""
+      place, is_second = find_place(live.observation)
+      path = str(live.steps[-1].model) if is_second else ""
+      left = live.remaining_cap.calls
+      calls = live.task.max_steps if left is None else left
+      return solve(live.task.id, live.job.seed)(place, path, calls)[1]
+
+    return choose
+
+  def _solve(self, spec: PolicySpec, task_id: str, seed: int) -> Best:
+    """Solve a trial of a ticket with what a policy knows."""
+    ids = [function.id for function in deal(self._functions, task_id)]
+    drawn = [draw_trial(task_id, id_, seed, len(self._trials)) for id_ in ids]
+
+    def chances(place: int, path: str) -> Chance:
+      """Return what the policy knows of a try."""
+      rates = self._rates(path)
+      trials = []
+      if spec.family == CLAIRVOYANT:
+        trials = [drawn[place]]
+      elif spec.family == KNOWS_FUNCTION:
+        trials = [trial for trial in self._trials if trial != drawn[place]]
+      known = self._find([ids[place]], trials, path)
+      if spec.family == KNOWS_FUNCTION:
+        known.append(rates)
+      return average(known) if known else rates
+
+    return find_best(chances, len(ids), len(self._prices), spec.mu or 0.0)
+
+  def _find(self, ids: Iterable[str], trials: Iterable[int], path: str) -> list[Chance]:
+    """Return the outcomes of functions in some trials, after a path."""
+    price = self._prices[int(path[-1])]
+    outcomes = []
+    for key in itertools.product(ids, trials, (path,)):
+      if node := self._nodes.get(key):
+        usage = Usage(node.prompt_tokens, 0, node.completion_tokens)
+        solved = float(not any(node.results))
+        outcomes.append(Chance(solved, price.cost_usd(usage)))
+    return outcomes
+
+  @functools.cache
+  def _rates(self, path: str) -> Chance:
+    """Average a path over all training functions and trials."""
+    return average(self._find(self._train, self._trials, path))
+
+
+def average(outcomes: Sequence[Chance]) -> Chance:
+  """Compute the mean of some chances."""
+  return Chance(*np.mean(outcomes, axis=0).tolist())
