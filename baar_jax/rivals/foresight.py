@@ -97,7 +97,9 @@ class Foresight:
     self._prices = prices_of(models)
     self._nodes = recording.nodes
     self._trials = range(recording.trials)
-    self._train = [function.id for function in self._functions["train"]]
+    train = [function.id for function in self._functions["train"]]
+    find = functools.partial(self._find, train, self._trials)
+    self._rates = functools.cache(lambda path: average(find(path)))
 
   def make_rule(self, spec: PolicySpec) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of a policy, for `RulePolicy`."""
@@ -143,11 +145,6 @@ class Foresight:
         solved = float(not any(node.results))
         outcomes.append(Chance(solved, price.cost_usd(usage)))
     return outcomes
-
-  @functools.cache
-  def _rates(self, path: str) -> Chance:
-    """Average a path over all training functions and trials."""
-    return average(self._find(self._train, self._trials, path))
 
 
 def average(outcomes: Sequence[Chance]) -> Chance:
