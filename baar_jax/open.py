@@ -254,7 +254,7 @@ def check_trained(files: RouterFiles) -> None:
   Raises:
     ValueError: a training has not ended.
   """
-  for spec in families.list_trained(files.config, files.training_seed):
+  for spec in families.list_trained(files.config):
     if spec.family == CONDITIONED:
       load_heads(files)
     else:

@@ -1,14 +1,14 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
-The environment is ScienceWorld. The settings :alfworld, :appworld and :sandbox choose
-other environments. --config.models.prompt_cache=False bills the calls without prompt
+The environment is ScienceWorld. The settings :code, :alfworld, :appworld and :sandbox
+choose other environments. --config.models.prompt_cache=False bills the calls without prompt
 caches, as the paper does.
 """
 
 import dataclasses
 
 from baar_jax import config
-from configs import alfworld, appworld, quickstart, sandbox, sciworld
+from configs import alfworld, appworld, code, quickstart, sandbox, sciworld
 
 # By setting: the configuration that it extends.
 SETTINGS = {
@@ -16,6 +16,7 @@ SETTINGS = {
   "alfworld": alfworld,
   "appworld": appworld,
   "sandbox": sandbox,
+  "code": code,
 }
 
 
@@ -23,7 +24,7 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
+    setting: "code", "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   c = SETTINGS[setting].get_config()
@@ -50,6 +51,15 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
+  if setting == "code":
+    # Each training seed plays three trials of each ticket, which draw all recorded
+    # trials of its functions. Trials of the profile draw them too, so new ones tell
+    # nothing new.
+    c.train_seeds = 10
+    c.evaluate.seeds = 30
+    c.profile.robustness = ()
+    c.bopo.updates = 200
+    c.baselines.rivals = (*c.baselines.rivals, "escalate")
   if setting in ("", "alfworld"):
     # An episode takes a tenth of a second of a core, so there are fewer of each kind:
     # many tasks with few samples of each, whose gain on dev is within its error.

@@ -75,15 +75,9 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
       assert bool(find_uncapped(spec)) == bool(spec.cap)
 
 
-def test_other_training_seeds_train_no_rivals_of_one_seed(config):
+def test_every_rival_is_trained_with_each_training_seed(config):
   config.train_seeds = 3
-  first, second = (list_trained(config, number) for number in (0, 1))
-  families = {spec.family for spec in second}
-  assert families == {"conditioned", "sft", "bopo", "vanilla"}
-  skipped = {spec.family for spec in first} - families
-  assert skipped == {"cascade", "single-turn", "vanilla-sft", "no-reference"}
-  assert {spec.seeds for spec in second} == {3}
-  assert {spec.seeds for spec in first if spec.family in skipped} == {None}
+  assert {spec.seeds for spec in list_trained(config)} == {3}
 
 
 def test_every_policy_is_played_under_caps_on_dollars(config):

@@ -47,7 +47,7 @@ NOTES = {
     "A rule stands in for the judge of a zero-shot router."
   ),
   "recorded": (
-    "Recorded models: real models gave each reply once, after every sequence of models, "
+    "Recorded models: real models gave each reply once, after each sequence of models, "
     "and the functions' tests decided. No model was called in this run."
   ),
   "synthetic": "The tasks are synthetic, not the benchmark's own.",

@@ -122,7 +122,6 @@ class Family:
     stage: the stage that trains the family; "" if the family does not learn.
     learns: how the stages "bopo" and "baselines" train it.
     is_rival: whether the family is left out unless `baselines.rivals` names it.
-    one_seed: whether it is trained with the first training seed only, to save time.
   """
 
   label: str
@@ -135,7 +134,6 @@ class Family:
   stage: str = ""
   learns: OnPolicy | FromStored | None = None
   is_rival: bool = False
-  one_seed: bool = False
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
@@ -158,12 +156,11 @@ def list_specs(config: Config) -> list[PolicySpec]:
   return [*{spec.key: spec for spec in specs}.values()]
 
 
-def list_trained(config: Config, training_seed: int = 0) -> list[PolicySpec]:
+def list_trained(config: Config) -> list[PolicySpec]:
   """Return one policy for each router of a training seed that the evaluation needs."""
   routers = {}
   for spec in list_specs(config):
-    family = FAMILIES[spec.family]
-    if family.stage and not (training_seed and family.one_seed):
+    if FAMILIES[spec.family].stage:
       routers[spec.family, spec.lam] = spec
   return [*routers.values()]
 
@@ -238,8 +235,7 @@ def trained_spec(
     update: the number of updates of the training.
     lam: the cost weight of the training; None if the family has none.
   """
-  has_many = config.train_seeds > 1 and not FAMILIES[family].one_seed
-  seeds = config.train_seeds if has_many else None
+  seeds = config.train_seeds if config.train_seeds > 1 else None
   reads_cap = bool(config.router.weights)  # A text states the remaining cap.
   return PolicySpec(
     family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
@@ -358,9 +354,7 @@ def _ablation(name: str, label: str) -> Family:
   learns = dataclasses.replace(
     LEARNS_BOPO, configure=functools.partial(ablate, name=name)
   )
-  return Family(
-    label, _list_ablation, "router", stage="baselines", learns=learns, one_seed=True
-  )
+  return Family(label, _list_ablation, "router", stage="baselines", learns=learns)
 
 
 FAMILIES = {
@@ -425,7 +419,6 @@ FAMILIES = {
     stage="baselines",
     learns=FromStored(cascade.learn_scorer),
     is_rival=True,
-    one_seed=True,
   ),
   "single-turn": Family(
     "single-turn classifier",
@@ -434,7 +427,6 @@ FAMILIES = {
     stage="baselines",
     learns=FromStored(single_turn.learn_winners, jobs.list_ranked_trials),
     is_rival=True,
-    one_seed=True,
   ),
   jobs.VANILLA: Family(
     "vanilla RL",
@@ -451,7 +443,6 @@ FAMILIES = {
     stage="baselines",
     learns=LEARNS_VANILLA,
     is_rival=True,
-    one_seed=True,
   ),
   # These policies play the episodes that routers learn from.
   "stratified": Family("stratified samples", rule=rules.take_sampled),

@@ -63,18 +63,15 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
     split: "dev" or "test".
   """
   source = run.source
-  loader = first = Loader(run.files(), source.live_episodes, source.pair, run.store)
   for files in run.all_files():
-    if files.training_seed:
-      loader = dataclasses.replace(first, files=files)
+    loader = Loader(files, source.live_episodes, source.pair, run.store)
     jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
       title = f"{split} {label_policy(spec, FAMILIES)}"
-      builder = first if FAMILIES[spec.family].one_seed else loader
-      source.episodes(title, [Planned(spec, jobs)], builder.build)
+      source.episodes(title, [Planned(spec, jobs)], loader.build)
 
 
 def _reuse(

@@ -161,7 +161,7 @@ def bopo(run: Run) -> None:
 def baselines(run: Run) -> None:
   """Train the rivals and ablations that the configuration names."""
   for files in run.all_files():
-    for spec in list_trained(run.config, files.training_seed):
+    for spec in list_trained(run.config):
       family = FAMILIES[spec.family]
       if family.stage != "baselines":
         continue
