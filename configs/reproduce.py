@@ -1,8 +1,8 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
 The environment is ScienceWorld. The settings :code, :alfworld, :appworld and :sandbox
-choose other environments. --config.models.prompt_cache=False bills the calls without prompt
-caches, as the paper does.
+choose other environments. --config.models.prompt_cache=False bills the calls without
+prompt caches, as the paper does.
 """
 
 import dataclasses
@@ -59,7 +59,8 @@ def get_config(setting: str = "") -> config.Config:
     c.evaluate.seeds = 30
     c.profile.robustness = ()
     c.bopo.updates = 200
-    c.baselines.rivals = (*c.baselines.rivals, "escalate")
+    # A recording has no replies of a judge, so the zero-shot router is left out.
+    c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:], "vanilla-sft")
   if setting in ("", "alfworld"):
     # An episode takes a tenth of a second of a core, so there are fewer of each kind:
     # many tasks with few samples of each, whose gain on dev is within its error.

@@ -1,6 +1,5 @@
 """Run the stages evaluate and report."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
