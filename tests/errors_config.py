@@ -107,9 +107,9 @@ CASES = [
     "--config.distributed.process=1",
   ),
   (
-    "--config.models.kind must be chat with env.kind=recorded",
+    "--config.models.kind must be chat with env.kind=stored",
     command,
-    "--config.env.kind=recorded",
+    "--config.env.kind=stored",
   ),
   (
     "--config.models.names must be two or more models, the cheapest first",

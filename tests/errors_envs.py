@@ -9,6 +9,7 @@ from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
+from baar_jax.envs.code.adapter import Code, read_functions
 from baar_jax.envs.scienceworld import adapter
 from baar_jax.envs.scienceworld import engine as scienceworld
 
@@ -75,6 +76,8 @@ CASES = [
     "no.txt is not a list of ids from sciworld_0 to sciworld_4638: download it again",
     lambda tmp: adapter.ScienceWorld(1, options=LISTED).tasks("train"),
   ),
+  ("...20 tasks...lower --config.env.dev_tasks...", lambda tmp: Code(0, 21).tasks("dev")),
+  ("cannot read functions from TMP/none (...", lambda tmp: read_functions(f"{tmp}/none")),
   # The kind and its options
   ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
   ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),

@@ -1,17 +1,26 @@
 """The errors of the ledger, of prices and of proxies."""
 
 import contextlib
+import gzip
 import os
 import sqlite3
 from pathlib import Path
 from unittest import mock
 
+import tickets
+from hand import job
+
+from baar_jax.envs.base import make
+from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import Usage
 from baar_jax.llms.history import read_chat
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import Price, cost_usd
 from baar_jax.llms.provider import open_http
+from baar_jax.llms.recorded import RecordedPair
 from baar_jax.llms.usage import Meter
+from baar_jax.rollout.budget import unlimited
+from baar_jax.run import open_pair
 
 
 def damage(tmp: Path, change: str) -> Calls:
@@ -38,7 +47,33 @@ def name_proxy(tmp: Path, url: str) -> None:
     open_http(1.0)
 
 
+def ask_recorded(
+  tmp: Path, system: str = "", trials: int = 1, header: dict | None = None
+) -> None:
+  """Ask SMALL for its recorded first reply."""
+  config = tickets.configure(tmp)
+  tickets.record(config, set(), trials, **(header or {}))
+  (agent, _) = open_pair(config, tmp).start(None, job().task, 0, unlimited)
+  (function, *_) = make("code", config.env.options).functions["train"]
+  messages = [{"content": system}, {"content": function.prompt()}]
+  agent.bound_usd(messages, 0)
+
+
+def read_damaged_recording(tmp: Path, content: bytes) -> None:
+  (tmp / "file.gz").write_bytes(content)
+  read_recording(str(tmp / "file.gz"))
+
+
+DAMAGED = "cannot read the recording TMP/file.gz (...): restore it, or make it with..."
+EMPTY = gzip.compress(b"[]")
 CASES = [
+  (DAMAGED.replace("...", "...end-of-stream...", 1), read_damaged_recording, EMPTY[:-8]),
+  (DAMAGED.replace("...", "it is none", 1), read_damaged_recording, EMPTY),
+  ("...has the models a,b: set --config.models.names=a,b", ask_recorded, "", 1, {"models": "ab"}),
+  ("...has other prompts...", ask_recorded, "", 1, {"prompts": ""}),
+  ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, "", 0),
+  ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded, ""),
+  ("...leave out the rival zero-shot", lambda tmp: RecordedPair.judge(None, None)),
   (
     "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
     "again.",

@@ -83,7 +83,7 @@ def list_tasks(tmp: Path, *tasks: Task) -> None:
 
 def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
   """Act on a run whose episodes are recorded: three tasks without episodes."""
-  config = tiny.config(tmp, kind="recorded")
+  config = tiny.config(tmp, kind="stored")
   config.models = ModelsConfig("chat")
   with closing(Run(config)) as run:
     for split in SPLITS:

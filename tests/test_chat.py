@@ -323,6 +323,8 @@ def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   # on top.
   assert small.bound_usd(longer, 1) == exactly((8 + 62 + 200) / 1e6)
   assert large.bound_usd(longer, 1) == exactly((103 * 12 + 2000) / 1e6)
+  # All 4 and 25 bytes of a new conversation count, although it begins with a known one.
+  assert small.bound_usd(longer[::2], 1) == exactly((29 + 32 + 200) / 1e6)
   assert small.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)
   # At a public address the costliest service tier is assumed until the first answer.
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))

@@ -85,6 +85,11 @@ def test_messages_are_an_episode(messages, task, observations, actions):
     ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')", True),
     ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x", True),
     ("Action:\n```python\n\n```", None, True),
+    ("Here it is:\n```python3\nx\n```\nIt adds.\n```\ny\n```", "x", True),
+    ("x = 1", None, True),
+    ("<think>\n```py\nx\n```\n</think>\n```py\ny\n```", "y", True),
+    ("<think>Action: x</think>", None, False),
+    ("<think>\n```py\nx\n```", None, True),  # the reply was cut
   ],
 )
 def test_the_action_of_a_reply_is_read(reply, action, code):

@@ -294,3 +294,19 @@ def test_a_step_has_the_score_after_its_action(tape):
   (episode,) = run(tape, [job()], [env])
   assert [step.score for step in episode.steps] == [0.0, 0.25, 1.0]
   assert episode.score == 1.0
+
+
+def test_with_an_opening_each_step_is_a_new_conversation(tape):
+  """It begins in the middle of the observation, and a reply without action is a step."""
+  env = HandEnv(tape)
+  env.opening = "een"
+  pair = HandPair(tape, {1: "I would rather not."})
+  (episode,) = run(tape, [job()], [env], pair=pair)
+  shown = []
+  for text in ("een 0", "een 1"):
+    shown.append(
+      [{"role": "system", "content": "Act."}, {"role": "user", "content": text}]
+    )
+  assert pair.shown == shown
+  assert tape[-2:] == ["step ", "score"]
+  assert episode.steps[1].observation == "seen 1"

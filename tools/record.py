@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
-from absl import app, flags
+from absl import app, flags, logging
 from tqdm import tqdm
 
 import main as program
@@ -270,10 +270,10 @@ def estimate(config: Config, calls: float, in_flight: int) -> str:
 
 def main(argv: Sequence[str]) -> int:
   """Record what is missing; see this file's docstring."""
+  logging.set_verbosity(logging.WARNING)
   config, out, trials, in_flight = argv
   try:
     program.validate(config)
-    check_models(config)
     env = make(config.env.kind, **env_arguments(config))
     wanted = list_wanted(env)
     models = len(config.models.names)
@@ -281,6 +281,7 @@ def main(argv: Sequence[str]) -> int:
     if config.dry_run:
       print(f"dry run: {len(wanted)} functions, {estimate(config, calls, in_flight)}")
       return 0
+    check_models(config)
     if not config.max_usd and any(row.output for row in prices_of(config.models)):
       raise ValueError("set --config.max_usd to the most dollars to spend")
     Recorder(config, env, Path(out)).record(wanted, trials, in_flight)

@@ -38,8 +38,8 @@ class RecordedPair:
     self._id_of = {function.prompt(): function.id for function in functions}
     problem = ""
     if header["models"] != [*self.names]:
-      names = ",".join(header["models"])
-      problem = f"has the models {names}: set --config.models.names={names}"
+      names = tuple(header["models"])
+      problem = f'has other models: set --config.models.names="{names}"'
     elif header["prompts"] != hash_text(*self._id_of):
       problem = "has other prompts than this version: record again (tools/record.py)"
     if problem:

@@ -14,7 +14,7 @@ from baar_serve.episodes import add_session, name_task
 
 @pytest.fixture
 def run(tmp_path):
-  config = tiny.config(tmp_path, kind="recorded")
+  config = tiny.config(tmp_path, kind="stored")
   prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
   config.models = ModelsConfig(
     "chat", ("small", "large"), prices=prices, base_urls=urls
