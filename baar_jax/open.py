@@ -28,7 +28,6 @@ from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rivals import families
 from baar_jax.rivals.families import FAMILIES, OnPolicy
 from baar_jax.rivals.foresight import Foresight
-from baar_jax.rivals.optimum import FREE, Exact
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.jobs import (
   BOPO,
@@ -453,9 +452,6 @@ class Loader:
       judge = self.pair.judge(config.baselines.judge)
       models = len(config.models.names)
       return ZeroShotPolicy(spec, judge, models)
-    if row.needs == "optimum":
-      exact = Exact(config.models, config.env.max_steps)
-      return RulePolicy(spec, exact.optimal_rule(spec.mu or FREE, spec.cap.calls))
     if row.needs == "foresight":
       return RulePolicy(spec, Foresight(config).make_rule(spec))
     return RulePolicy(spec, row.rule)

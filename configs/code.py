@@ -22,7 +22,7 @@ def get_config() -> config.Config:
     names=("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"),
     # LARGE costs five times as much, as in the paper.
     prices=((0.02, 0.02, 0.08), (0.1, 0.1, 0.4)),
-    # For recording with a server on this machine.
+    # For recording models that run on this machine.
     max_completion_tokens=512,
     timeout_s=600,
   )

@@ -52,12 +52,10 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
   if setting == "code":
-    # Each training seed plays three trials of each ticket, which draw all recorded
-    # trials of its functions. Trials of the profile draw them too, so new ones tell
-    # nothing new.
+    # Each training seed plays three trials of a ticket, which draw all recorded ones.
     c.train_seeds = 10
     c.evaluate.seeds = 30
-    c.profile.robustness = ()
+    c.profile.robustness = ()  # New trials would draw the same recorded ones.
     c.bopo.updates = 200
     # A recording has no replies of a judge, so the zero-shot router is left out.
     c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:], "vanilla-sft")

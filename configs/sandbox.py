@@ -1,4 +1,4 @@
-"""Configure the sandbox, an environment whose optimal policies can be computed."""
+"""Configure the sandbox, whose optimum examples/optimum.py computes."""
 
 from baar_jax import config
 
@@ -6,7 +6,7 @@ from baar_jax import config
 def get_config() -> config.Config:
   """Return the configuration of the sandbox."""
   c = config.Config(name="sandbox")
-  # The exact optimum is computed for list prices without prompt caches.
+  # The optimum is that of list prices without prompt caches.
   c.models.prompt_cache = False
   c.env = config.EnvConfig("sandbox", 384, 128, 256, max_steps=18, live_per_process=16)
   c.references.plans = (

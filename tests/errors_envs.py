@@ -76,8 +76,14 @@ CASES = [
     "no.txt is not a list of ids from sciworld_0 to sciworld_4638: download it again",
     lambda tmp: adapter.ScienceWorld(1, options=LISTED).tasks("train"),
   ),
-  ("...20 tasks...lower --config.env.dev_tasks...", lambda tmp: Code(0, 21).tasks("dev")),
-  ("cannot read functions from TMP/none (...", lambda tmp: read_functions(f"{tmp}/none")),
+  (
+    "...20 tasks...lower --config.env.dev_tasks...",
+    lambda tmp: Code(0, 21).tasks("dev"),
+  ),
+  (
+    "cannot read functions from TMP/none (...",
+    lambda tmp: read_functions(f"{tmp}/none"),
+  ),
   # The kind and its options
   ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
   ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),

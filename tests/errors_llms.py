@@ -1,6 +1,7 @@
 """The errors of the ledger, of prices and of proxies."""
 
 import contextlib
+import functools
 import gzip
 import os
 import sqlite3
@@ -47,16 +48,13 @@ def name_proxy(tmp: Path, url: str) -> None:
     open_http(1.0)
 
 
-def ask_recorded(
-  tmp: Path, system: str = "", trials: int = 1, header: dict | None = None
-) -> None:
+def ask_recorded(tmp: Path, trials: int = 1, **header: object) -> None:
   """Ask SMALL for its recorded first reply."""
   config = tickets.configure(tmp)
-  tickets.record(config, set(), trials, **(header or {}))
+  tickets.record(config, (), trials, **header)
   (agent, _) = open_pair(config, tmp).start(None, job().task, 0, unlimited)
   (function, *_) = make("code", config.env.options).functions["train"]
-  messages = [{"content": system}, {"content": function.prompt()}]
-  agent.bound_usd(messages, 0)
+  agent.bound_usd([{"content": function.prompt()}], 0)
 
 
 def read_damaged_recording(tmp: Path, content: bytes) -> None:
@@ -64,16 +62,22 @@ def read_damaged_recording(tmp: Path, content: bytes) -> None:
   read_recording(str(tmp / "file.gz"))
 
 
-DAMAGED = "cannot read the recording TMP/file.gz (...): restore it, or make it with..."
 EMPTY = gzip.compress(b"[]")
 CASES = [
-  (DAMAGED.replace("...", "...end-of-stream...", 1), read_damaged_recording, EMPTY[:-8]),
-  (DAMAGED.replace("...", "it is none", 1), read_damaged_recording, EMPTY),
-  ("...has the models a,b: set --config.models.names=a,b", ask_recorded, "", 1, {"models": "ab"}),
-  ("...has other prompts...", ask_recorded, "", 1, {"prompts": ""}),
-  ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, "", 0),
-  ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded, ""),
-  ("...leave out the rival zero-shot", lambda tmp: RecordedPair.judge(None, None)),
+  (
+    "cannot read the recording TMP/file.gz (it is none): restore it, or make it with...",
+    read_damaged_recording,
+    EMPTY,
+  ),
+  ("...end-of-stream...", read_damaged_recording, EMPTY[:-8]),
+  (
+    "...has the models a,b: set --config.models.names=a,b",
+    functools.partial(ask_recorded, models="ab"),
+  ),
+  ("...has other prompts...", functools.partial(ask_recorded, prompts="")),
+  ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, 0),
+  ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded),
+  ("...leave out the rival zero-shot", RecordedPair.judge, None),
   (
     "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
     "again.",

@@ -33,8 +33,7 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   judged = zero_shot_spec(config).key
   expected = ["always-small", "always-large", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=2)"]
-  expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
-  expected += ["optimum(K=2)", judged, f"{judged}(K=2)"]
+  expected += ["escalate", "escalate(K=2)", judged, f"{judged}(K=2)"]
   free = "conditioned(update=9,cost_weight="
   expected += [f"{free}0.1)", f"{free}0.5,K=2)", f"{free}0.5,blind=1,K=2)"]
   escalation = "one-escalation(update=9,cost_weight=0.1"
@@ -66,7 +65,7 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   assert uncapped["first-large(K=2)"].key == "always-large"
   assert uncapped["random(p=0.5)"] is None
   # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
-  for key in ("optimum(K=2)", f"{judged}(K=2)", f"{free}0.5,K=2)"):
+  for key in (f"{judged}(K=2)", f"{free}0.5,K=2)"):
     assert uncapped[key] is None
   assert uncapped[f"{free}0.5,blind=1,K=2)"].key == f"{free}0.5)"
   # It acts alike until the cap is spent.
@@ -89,9 +88,11 @@ def test_every_policy_is_played_under_caps_on_dollars(config):
   assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= keys
 
 
-def test_only_the_sandbox_has_an_optimum(config):
-  config.env.kind = "scienceworld"
-  assert not any(spec.family == "optimum" for spec in list_specs(config))
+def test_only_recorded_models_have_foresight(config):
+  assert not any(spec.family == "clairvoyant" for spec in list_specs(config))
+  config.models.kind = "recorded"
+  known = [spec.key for spec in list_specs(config) if spec.family == "clairvoyant"]
+  assert known[0] == "clairvoyant(mu=0)" and known[-1] == "clairvoyant(K=2)"
 
 
 def test_each_setting_of_the_judge_changes_its_key(config):

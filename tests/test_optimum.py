@@ -20,10 +20,10 @@ from baar_jax.envs.sandbox.adapter import (
 )
 from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.rivals.optimum import Exact
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
+from examples.optimum import Exact
 
 MU = 90.0  # success per dollar: the middle of the frontier
 KINDS = Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)

@@ -83,7 +83,7 @@ MOMENTS = [
   lambda runs: '"sft"' in metrics(runs),
   lambda runs: "bopo(lam=0.1)/1" in policies(runs),
   lambda runs: any(runs.glob("tiny/checkpoints/bopo-*/*")),
-  lambda runs: "optimum(mu=40)" in policies(runs),
+  lambda runs: "first-large(K=1)" in policies(runs),
   lambda runs: any(runs.glob("tiny/report/*")),
 ]
 

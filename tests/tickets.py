@@ -1,7 +1,6 @@
 """Make tickets of small functions, and a recording of their models, by hand."""
 
 import itertools
-import json
 from pathlib import Path
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig
@@ -18,34 +17,29 @@ from baar_jax.episode import SPLITS
 from baar_jax.llms.history import write_reply
 from tools.record import list_all
 
+# The functions all add one. The second test is no equation.
+ROW = (
+  '{{"id": "{0}{1}", "split": "{0}", "text": "Add one ({0}, {1}).", "signature": '
+  '"def f(x):", "shown": ["assert f(1) == 2"], "hidden": ["assert f(3) > 3"]}}\n'
+)
 # Dollars per million tokens of SMALL and of LARGE: input, cached input and output.
 PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0)
-PATHS = "0 1 00 01 10 11".split()
-PROMPT_TOKENS = 2084
+PATHS = ("0", "1", "00", "01", "10", "11")
 
 
 def configure(tmp: Path) -> Config:
-  """Configure a ticket for each split, of four functions that all add one."""
-  rows = []
-  for split, number in itertools.product(SPLITS, "abcd"):
-    row = {
-      "id": split + number,
-      "split": split,
-      "text": f"Add one ({split}, {number}).",
-      "signature": "def f(x):",
-      "shown": ["assert f(1) == 2"],
-      "hidden": ["assert f(3) > 3"],
-    }
-    rows.append(json.dumps(row))
+  """Configure a ticket of four functions for each split."""
   data = tmp / "functions.jsonl"
-  data.write_text("\n".join(rows))
-  options = {"data": str(data), "trusted": True}
+  data.write_text(
+    "".join(ROW.format(*key) for key in itertools.product(SPLITS, "abcd"))
+  )
   models = ModelsConfig(
     kind="recorded",
     recording=str(tmp / "recording.gz"),
     names=("small", "large"),
     prices=PRICES,
   )
+  options = {"data": str(data), "trusted": True}
   env = EnvConfig("code", 1, 1, 1, 8, options=options)
   return Config(name="tiny", runs=str(tmp), env=env, models=models)
 
@@ -53,7 +47,7 @@ def configure(tmp: Path) -> Config:
 def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> None:
   """Write a recording of all tries at all functions.
 
-  The action of a node is its key. Each prompt has PROMPT_TOKENS, each reply 10 tokens.
+  The action of a node is its key. A prompt has 2,084 tokens, and a reply 10.
 
   Args:
     config: the configuration; see `configure`.
@@ -64,24 +58,21 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
   functions = list_all(make("code", config.env.options))
   nodes = {}
   for function, trial, path in itertools.product(functions, range(trials), PATHS):
-    failure = ""
-    if before := path[:-1]:
-      failure = nodes[function.id, trial, before].observation
-      if not failure:
-        continue
     key = function.id, trial, path
+    before = nodes.get((function.id, trial, path[:-1]))
+    prompt = function.prompt(before.observation if before else "")
     action = " ".join(map(str, key))
-    results = ("" if key in solved else "It gave 0.",) * 2
+    results = ["" if key in solved else "It gave 0."]
     nodes[key] = Node(
       *key,
-      hash_text(Code.system_prompt, function.prompt(failure)),
-      write_reply("", action, code=True),
-      hash_text(action),
-      PROMPT_TOKENS,
-      10,
-      results,
-      function.describe_failure(results),
-      0.5,
+      prompt=hash_text(Code.system_prompt, prompt),
+      reply=write_reply("", action, code=True),
+      code=hash_text(action),
+      prompt_tokens=2084,
+      completion_tokens=10,
+      results=results,
+      observation=function.describe_failure(results),
+      seconds=0.5,
     )
   usual = {
     "format": FORMAT,
@@ -90,6 +81,5 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
     "max_completion_tokens": 50,
     "trials": trials,
   }
-  write_recording(
-    Path(config.models.recording), Recording(usual | header, nodes, {})
-  )
+  recording = Recording(usual | header, nodes, {})
+  write_recording(Path(config.models.recording), recording)

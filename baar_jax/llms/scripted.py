@@ -119,7 +119,7 @@ class Account:
       messages: the prompt.
       text: the reply.
       step: index of the episode's step.
-      sizes: the tokens of the prompt and of the reply, if a server has counted them.
+      sizes: the tokens of the prompt and of the reply, if they were counted.
     """
     tokens = [count_tokens(message["content"]) for message in messages]
     estimated = sum(tokens)

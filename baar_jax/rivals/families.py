@@ -31,7 +31,6 @@ from baar_jax.paper import bopo, losses
 from baar_jax.paper.bopo import Learner, Update
 from baar_jax.paper.references import Profile, Trials
 from baar_jax.rivals import cascade, foresight, single_turn, vanilla
-from baar_jax.rivals.optimum import has_optimum
 from baar_jax.rollout import jobs, rules
 from baar_jax.rollout.jobs import (
   ALWAYS_LARGE,
@@ -45,9 +44,8 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.policy import ARGMAX, RouterPolicy
 
-# The exact policies are evaluated with these values of mu: the successes that one US
-# dollar is worth in the sandbox, and the score of a ticket.
-OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
+# The policies of foresight are evaluated with these values of mu, the score that one US
+# dollar is worth.
 FORESIGHT_WEIGHTS = (0, 30, 100, 300, 1000, 3000)
 
 
@@ -114,7 +112,7 @@ class Family:
     points: a function of (config, name of the family) that lists the policies to
       evaluate, in the report's order.
     needs: what decides: "" is `rule`, "router" a trained router, "heads" the value
-      heads, "judge", "optimum" and "foresight" what their names say.
+      heads, "judge" and "foresight" what their names say.
     rule: returns the index of the model to act.
     policy: the class of the policy if a router decides.
     labels: how this router reads stored decisions, for policies with a `share`.
@@ -309,14 +307,6 @@ def _list_valued(config: Config, name: str) -> Iterator[Points]:
   return _list_each(dataclasses.replace(router, cost_weight=w) for w in weights)
 
 
-def _list_optimum(config: Config, name: str) -> Iterator[Points]:
-  """Yield the sandbox's exact policy for each mu, and for each cap on calls."""
-  if has_optimum(config):
-    exact = PolicySpec(name, cap_conditioned=True)
-    free = [dataclasses.replace(exact, mu=mu) for mu in OPTIMUM_WEIGHTS]
-    yield Points(free, (exact,), usd=False)
-
-
 def _list_foresight(config: Config, name: str) -> Iterator[Points]:
   """Yield a policy of foresight for each mu, and for each cap on calls."""
   if config.models.kind == RECORDED:
@@ -392,7 +382,6 @@ FAMILIES = {
     rule=rules.take_large_after_failure,
     is_rival=True,
   ),
-  "optimum": Family("optimum (exact policy)", _list_optimum, "optimum"),
   foresight.CLAIRVOYANT: Family("clairvoyant", _list_foresight, "foresight"),
   foresight.KNOWS_FUNCTION: Family("knows the function", _list_foresight, "foresight"),
   foresight.SCHEDULE: Family("best fixed schedule", _list_foresight, "foresight"),

@@ -174,7 +174,7 @@ class Node:
     prompt: a hash of the conversation that the model has read.
     reply: the text of the reply.
     code: a hash of the reply's code; see `hash_text`.
-    prompt_tokens: tokens of the conversation, as the server counted them.
+    prompt_tokens: tokens of the conversation, as counted by what ran the model.
     completion_tokens: tokens of the reply.
     results: a text for each test: "" if it passed, else what went wrong.
     observation: what the next agent is told of the failed try; "" after a success.
@@ -204,7 +204,7 @@ class Recording:
   """A recording in memory.
 
   Attributes:
-    header: how it was made: models, prompts, sampling, server, date, prices, and the
+    header: how it was made: models, prompts, sampling, program, date, prices, and the
       number of complete trials.
     nodes: the nodes by key.
     results: the results of the tests, by function and hash of the code.

@@ -1,5 +1,7 @@
 """Compute the sandbox's exact optimum: no router that reads the same text does better.
 
+    python -m examples.optimum
+
 The method is dynamic programming over the state that a router can observe: the step,
 the lock, the kind of building, its sign, the look of the lock, the number of times that
 each of the two models has jammed the lock, and under a cap the remaining LARGE calls.
@@ -27,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Errors, Oracle
 from baar_jax.envs.sandbox import adapter as sandbox
 from baar_jax.envs.sandbox.adapter import (
@@ -65,17 +67,6 @@ class Point(NamedTuple):
 
   cost_usd: float
   success: float
-
-
-def has_optimum(config: Config) -> bool:
-  """Tell whether the exact optimum can be computed for a configuration.
-
-  There must be two scripted models, at list prices without prompt caches.
-  """
-  models = config.models
-  is_scripted = models.kind == "scripted" and len(models.names) == 2
-  is_plain = is_scripted and not models.prices and not models.prompt_cache
-  return is_plain and config.env.kind == "sandbox"
 
 
 class Exact:
@@ -323,3 +314,16 @@ def _call_prices(env: Sandbox, models: ModelsConfig, errors: Errors) -> np.ndarr
     call_usd.append([price.cost_usd(usage) for price in prices_of(models)])
     extend(messages, reply.text, observation)
   return np.array(call_usd)
+
+
+def main() -> None:
+  """Print expected success and dollars of the optimum, with caps and without."""
+  exact = Exact(ModelsConfig(prompt_cache=False))
+  for calls in (1, 2, 4, 8, None):
+    point, _ = exact.solve(FREE, calls)
+    cap = "no cap" if calls is None else f"at most {calls} LARGE calls"
+    print(f"success {point.success:.3f}, ${point.cost_usd:.5f} per task: {cap}")
+
+
+if __name__ == "__main__":
+  main()

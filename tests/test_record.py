@@ -1,0 +1,57 @@
+"""Test the recording of models at a stand-in server, and that it can be played."""
+
+from pathlib import Path
+
+import tickets
+from hand import HandPolicy, job
+from standin import StandIn
+
+from baar_jax.envs.base import make
+from baar_jax.envs.code.adapter import read_recording, write_recording
+from baar_jax.rollout.loop import Trial, run_episodes
+from baar_jax.run import env_arguments, open_pair
+from tools import record
+
+
+def answer(request):
+  """Solve each function as LARGE, and none as SMALL."""
+  number = {"small": -1, "large": 1}[request["model"]]
+  return f"```python\ndef f(x): return x + {number}\n```"
+
+
+def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
+  config = tickets.configure(tmp_path)
+  config.max_usd = 9.0
+  models = config.models
+  models.kind = "chat"
+  models.prompt_cache = False
+  out = models.recording
+
+  def run(trials):
+    return record.main((config, out, trials, 2))
+
+  with StandIn(answer).running() as server:
+    models.base_urls = (server.url,)
+    assert run(1) == 0
+    # SMALL has one try and fails; then each model has a second try.
+    assert len(server.seen) == 12 * (2 + 2)
+    # A killed process leaves an older file, and its ledger has all replies.
+    older = read_recording.__wrapped__(out)
+    for key in [*older.nodes][::2]:
+      del older.nodes[key]
+    write_recording(Path(out), older)
+    assert run(2) == 0
+    assert [request["seed"] for request in server.seen] == [0] * 48 + [1] * 48
+    models.temperature = 0.1
+    assert run(2) == 2 and len(server.seen) == 96
+  problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
+  assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
+  # Another process reads the file again.
+  read_recording.cache_clear()
+  header = read_recording(out).header
+  assert (header["trials"], header["wall"], header["servers"]) == (2, "none", [{}, {}])
+  models.kind = "recorded"
+  trials = [Trial(HandPolicy([], "SL" * 4), job("dev-0", 2000))]
+  env = make("code", **env_arguments(config))
+  (episode,) = run_episodes(trials, open_pair(config, None), [env])
+  assert [step.score for step in episode.steps][1::2] == [0.25, 0.5, 0.75, 1.0]
