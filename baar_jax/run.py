@@ -57,7 +57,9 @@ class Run:
   """A run's directory <runs>/<name>, with its environments and models.
 
   Several processes may share the directory. Each of them has its own store, and plays a
-  share of the tasks.
+  share of the tasks. Each holds a lock, so that two commands do not spend the same
+  dollars of --config.max_usd twice; the operating system frees the lock of a process
+  that is killed.
   """
 
   def __init__(self, config: Config):
@@ -77,9 +79,6 @@ class Run:
     path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
-      # Without a lock, two commands on one directory would spend the same dollars of
-      # --config.max_usd twice. The operating system frees the lock if a process is
-      # killed.
       self._lock = (self.dir / f"lock{number}").open("a")
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       self.store = Store(path)
@@ -175,9 +174,8 @@ class Run:
     return self.store.tasks(split)
 
   def print(self, text: str) -> None:
-    """Print a line; processes other than the main one print nothing."""
+    """Print a line at once, for a program that may wait; only the main process does."""
     if self.is_main:
-      # Every line is flushed, because another program may wait for a line.
       print(text, flush=True)
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
@@ -268,8 +266,7 @@ class SelfPlay:
       ValueError: a task is listed twice.
     """
     print("listing the tasks; this can take a minute in a new run", file=sys.stderr)
-    # Environments that follow each other in this list are in different child processes,
-    # so the splits are listed in parallel.
+    # Neighbours are in different child processes, so splits are listed in parallel.
     envs = self.envs() * len(SPLITS)
     with ThreadPoolExecutor() as threads:
       listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
