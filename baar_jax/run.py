@@ -90,7 +90,7 @@ class Run:
       ) from None
     self.budget = _open_budget(config, self.dir, self.store)
     if config.env.kind == STORED:
-      self.source = Recorded(self)
+      self.source = Stored(self)
     else:
       self.source = SelfPlay(self, open_pair(config, path))
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
@@ -366,8 +366,8 @@ class SelfPlay:
     self.pair.close()
 
 
-class Recorded:
-  """Read the episodes of a run that another program has recorded.
+class Stored:
+  """Read the episodes of a run that another program has stored.
 
   Attributes:
     pair: None, because no model is called.

@@ -71,7 +71,7 @@ CASES = [
   ),
   ("...end-of-stream...", read_damaged_recording, EMPTY[:-8]),
   (
-    "...has the models a,b: set --config.models.names=a,b",
+    "...has other models: set --config.models.names=\"('a', 'b')\"",
     functools.partial(ask_recorded, models="ab"),
   ),
   ("...has other prompts...", functools.partial(ask_recorded, prompts="")),

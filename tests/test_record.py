@@ -22,16 +22,14 @@ def answer(request):
 def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
   config = tickets.configure(tmp_path)
   config.max_usd = 9.0
-  models = config.models
-  models.kind = "chat"
-  models.prompt_cache = False
-  out = models.recording
+  config.models.kind = "chat"
+  out = config.models.recording
 
   def run(trials):
     return record.main((config, out, trials, 2))
 
   with StandIn(answer).running() as server:
-    models.base_urls = (server.url,)
+    config.models.base_urls = (server.url,)
     assert run(1) == 0
     # SMALL has one try and fails; then each model has a second try.
     assert len(server.seen) == 12 * (2 + 2)
@@ -42,7 +40,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     write_recording(Path(out), older)
     assert run(2) == 0
     assert [request["seed"] for request in server.seen] == [0] * 48 + [1] * 48
-    models.temperature = 0.1
+    config.models.temperature = 0.1
     assert run(2) == 2 and len(server.seen) == 96
   problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
   assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
@@ -50,7 +48,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
   read_recording.cache_clear()
   header = read_recording(out).header
   assert (header["trials"], header["wall"], header["servers"]) == (2, "none", [{}, {}])
-  models.kind = "recorded"
+  config.models.kind = "recorded"
   trials = [Trial(HandPolicy([], "SL" * 4), job("dev-0", 2000))]
   env = make("code", **env_arguments(config))
   (episode,) = run_episodes(trials, open_pair(config, None), [env])
