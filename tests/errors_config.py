@@ -71,7 +71,7 @@ CASES = [
     lambda tmp: command("README.md"),
   ),
   (
-    "--config.max_usd is 0...cost money: about $71,598.49 and 174.0 hours by the dry...",
+    "--config.max_usd is 0...cost money: about $87,993.75 and 214.0 hours by the dry...",
     command,
     "--config=configs/sciworld.py:paper",
   ),
@@ -112,6 +112,11 @@ CASES = [
     "--config.env.kind=stored",
   ),
   (
+    "--config.env.kind must be code with recorded models",
+    command,
+    "--config.models.kind=recorded",
+  ),
+  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.kind=chat",
@@ -132,7 +137,7 @@ CASES = [
     lambda tmp: alfworld.get_config("other"),
   ),
   (
-    "--config.baselines.rivals must be some of cascade, one-escalation...",
+    "--config.baselines.rivals must be some of cascade, escalate, one-escalation...",
     command,
     "--config.baselines.rivals=('no-such',)",
   ),

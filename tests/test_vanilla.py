@@ -68,6 +68,7 @@ def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):
   """A batch has two groups of two episodes; odd updates keep one, even ones two."""
 
   def play(title, planned, build):
+    (planned,) = planned
     number = planned.spec.update
     second = 0.0 if number % 2 else 1.0
     scores = {"a": (1.0, 0.0), "b": (second, 0.0)}

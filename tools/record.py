@@ -72,13 +72,13 @@ class Recorder:
     """
     self.env = env
     self.out = out
+    self.recording = open_recording(config, env, out)
     directory = Path(config.runs) / config.name
     directory.mkdir(parents=True, exist_ok=True)
     self.pair = ChatPair(config.models, Calls(directory / "episodes.sqlite"))
     spent_usd = read_spent(directory, len(config.models.names)).at_most_usd
     budget = DollarBudget(config.max_usd, spent_usd) if config.max_usd else None
     self.reserve = functools.partial(reserve, None, budget)
-    self.recording = open_recording(config, env, out)
     self._lock = threading.Lock()
     self._saved_s = time.monotonic()
 

@@ -127,7 +127,7 @@ class Account:
     reads = []
     for prompt in self.prompts.get(model, ()):
       shared = _count_shared_tokens(prompt.messages, messages, tokens)
-      reads.append(Read(shared * prompt_tokens // estimated, prompt.at_s))
+      reads.append(Read(shared * prompt_tokens // max(estimated, 1), prompt.at_s))
     now_s = self._now_s(step)
     return self.billing.bill(model, reads, prompt_tokens, reply_tokens, now_s)
 

@@ -8,6 +8,7 @@ A recording is a compressed file of JSON lines. The first line tells how it was 
 each of the others is a node, one model's reply at one try at a function.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -34,7 +35,9 @@ OPENING = "Write this Python function."
 # The published splits of MBPP by number of problem: train, validation and test.
 MBPP = {"train": range(601, 975), "dev": range(511, 601), "test": range(11, 511)}
 FORMAT = "baar_jax recording 1"
-LIMIT_S = 20  # seconds after which the process of the tests is killed
+# Seconds after which the process of the tests is killed, on however busy a machine; its
+# CPU has a lower limit of its own.
+LIMIT_S = 120
 FAILED = "The first try failed."
 NO_CODE = "It had no code: reply with one fenced block that begins with ```python."
 NO_END = "It did not end in time, or it used too much memory."
@@ -129,7 +132,7 @@ def read_problem(fields: dict) -> Function:
     tests.append("\n".join(filter(None, [fields["test_setup_code"], test])))
   called = re.findall(r"\w+(?=\s*\()", " ".join(tests))
   defined = re.findall(r"(?m)^(def\s+(\w+)\s*\(.*\)\s*:)", fields["code"])
-  signature = next(line for line, name in defined if name in called)
+  signature = [line for line, name in defined if name in called][0]
   return Function(f"mbpp-{number}", split, fields["text"], signature, tests[:-1], tests)
 
 
@@ -158,8 +161,11 @@ def run_tests(code: str, tests: Sequence[str], walled: bool = True) -> list[str]
     output = done.stdout
   except subprocess.TimeoutExpired as error:
     output = error.stdout or b""
-  # The last line may be incomplete, if the process was killed.
-  results = [json.loads(line) for line in output.split(b"\n")[:-1]]
+  # A process that is killed leaves its last line incomplete, and code may print lines.
+  results = []
+  for line in output.split(b"\n")[: len(tests)]:
+    with contextlib.suppress(ValueError):
+      results.append(str(json.loads(line)))
   return [*results, *[NO_END] * (len(tests) - len(results))]
 
 
@@ -350,7 +356,7 @@ class Code(Env):
     self._tries += 1
     if failure and self._tries < TRIES:
       first_failed = next(filter(None, results))
-      problem = " ".join(first_failed.split()[:3])
+      problem = first_failed.partition(":")[0][:30]
       return self._observe(f"{FAILED} {problem}", failure), False
     self._solved += not failure
     self._place += 1
