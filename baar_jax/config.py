@@ -130,8 +130,6 @@ class ModelsConfig:
   Attributes:
     kind: "scripted" for programs with stated error rates, "chat" for API models at an
       upstream endpoint, "recorded" for the replies of a recording.
-    recording: File of a recording, made by tools/record.py. It may be one of those in
-      baar_jax/envs/code/.
     names: Names of the models, the cheapest first.
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
@@ -155,10 +153,11 @@ class ModelsConfig:
     retries: Number of times that a failed attempt is repeated.
     max_failures: Number of failures in a row, of attempts or of episodes, that ends the
       run.
+    recording: File of a recording, made by tools/record.py. It may be one of those in
+      baar_jax/envs/code/.
   """
 
   kind: str = Field("scripted", pattern="^(scripted|chat|recorded)$")
-  recording: str = "qwen2.5-coder.jsonl.gz"
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   prices: tuple[PriceRow, ...] = ()
   prompt_cache: bool = True
@@ -173,6 +172,7 @@ class ModelsConfig:
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
   max_failures: int = positive(100)
+  recording: str = "qwen2.5-coder.jsonl.gz"
 
   @validator
   def _check(self) -> Self:

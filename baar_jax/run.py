@@ -488,8 +488,10 @@ def env_arguments(config: Config) -> dict:
   """
   env = config.env
   options = base.read_options(env.kind, env.options)
-  if config.models.kind == RECORDED:
-    options = dataclasses.replace(options, recording=config.models.recording)
+  if env.kind == "code":
+    is_recorded = config.models.kind == RECORDED
+    recording = config.models.recording if is_recorded else ""
+    options = dataclasses.replace(options, recording=recording)
   completed = base.load(env.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
   return args | {"max_steps": env.max_steps, "options": vars(completed)}

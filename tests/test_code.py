@@ -31,10 +31,10 @@ WALK = [
   "The first try failed. It gave -1. Function 2 of 4. assert f(1) == 2 It gave -1. "
   "(1, True) 0.25",
   f"It is solved. Function 3 of 4. {SHOWN} (2, False) 0.5",
-  "The first try failed. It raised TypeError: Function 3 of 4. assert f(1) == 2 "
+  "The first try failed. It raised TypeError. Function 3 of 4. assert f(1) == 2 "
   "It raised TypeError: 'int' object is not subscriptable (2, True) 0.5",
   f"It is not solved. Function 4 of 4. {SHOWN} (3, False) 0.5",
-  "The first try failed. It had no Function 4 of 4.  "
+  "The first try failed. It had no code. Function 4 of 4.  "
   f"An earlier try was wrong. {NO_CODE} (3, True) 0.5",
 ]
 

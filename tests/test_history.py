@@ -90,6 +90,8 @@ def test_messages_are_an_episode(messages, task, observations, actions):
     ("<think>\n```py\nx\n```\n</think>\n```py\ny\n```", "y", True),
     ("<think>Action: x</think>", None, False),
     ("<think>\n```py\nx\n```", None, True),  # the reply was cut
+    ("No:\n```py\nx\n```\n</think>\n``` python\ny\n```", "y", True),
+    ("```text\nx\n```\nSo:\n```python\nAction: y\n```", "Action: y", True),
   ],
 )
 def test_the_action_of_a_reply_is_read(reply, action, code):

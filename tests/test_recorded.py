@@ -48,10 +48,12 @@ def test_a_walk_gives_the_recorded_replies(tmp_path, monkeypatch):
   assert episode.cost_usd == pytest.approx(0.008916 + 0.03288)
 
 
-def test_three_trials_in_a_row_draw_each_recorded_one_once():
+@pytest.mark.parametrize("step", [1, 10])
+def test_three_trials_in_a_row_draw_each_recorded_one_once(step):
+  """Training seed s of ten plays the trials s, s + 10 and s + 20."""
   orders = set()
-  for first in range(3000, 3060, 3):
-    orders.add(tuple(draw_trial("t", "f", first + i, 3) for i in range(3)))
+  for name in "abcdefghijklmnopqrst":
+    orders.add(tuple(draw_trial("t", name, 3000 + step * i, 3) for i in range(3)))
   assert orders == {*itertools.permutations(range(3))}
 
 

@@ -11,6 +11,7 @@ command goes on after a stop; what was paid for is in the file or in the run's l
 import concurrent.futures
 import dataclasses
 import datetime
+import fcntl
 import functools
 import hashlib
 import sys
@@ -24,7 +25,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import main as program
-from baar_jax.config import Config
+from baar_jax.config import SEEDS, Config, require
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import (
   FORMAT,
@@ -52,7 +53,7 @@ SAVE_S = 60.0  # Seconds between two writings of the file.
 # Assumed by a dry run: the tokens of a conversation and of a reply, the share of first
 # tries that fail, and the seconds of a call.
 ASSUMED = Usage(330, 0, 120)
-FAILED = 0.6
+FAILED_SHARE = 0.6
 CALL_S = 4.0
 
 
@@ -74,13 +75,21 @@ class Recorder:
     self.out = out
     self.recording = open_recording(config, env, out)
     directory = Path(config.runs) / config.name
-    directory.mkdir(parents=True, exist_ok=True)
+    for folder in (directory, out.parent):
+      folder.mkdir(parents=True, exist_ok=True)
+    # As in a run, two commands must not spend the same dollars twice.
+    self._lock_file = (directory / "lock").open("a")
+    try:
+      fcntl.lockf(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(f"another process is using {directory}: wait for it") from None
     self.pair = ChatPair(config.models, Calls(directory / "episodes.sqlite"))
     spent_usd = read_spent(directory, len(config.models.names)).at_most_usd
     budget = DollarBudget(config.max_usd, spent_usd) if config.max_usd else None
     self.reserve = functools.partial(reserve, None, budget)
     self._lock = threading.Lock()
     self._saved_s = time.monotonic()
+    self.save()  # A file that cannot be written is noticed before any call.
 
   def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> None:
     """Ask for all trials of functions, one trial after the other.
@@ -103,6 +112,7 @@ class Recorder:
       return futures
 
     try:
+      missing = 0
       for trial in range(trials):
         waiting = set()
         left = [*wanted]
@@ -117,14 +127,18 @@ class Recorder:
               waiting, return_when=concurrent.futures.FIRST_COMPLETED
             )
             for future in done:
-              function, node = future.result()
+              bar.update()
+              try:
+                function, node = future.result()
+              except NoAnswer as error:
+                missing += 1
+                print(f"left out: {error}; run again to ask again", file=sys.stderr)
+                continue
               if node.observation and len(node.path) < TRIES:
                 waiting |= submit(function, node.path, node.observation)
-              bar.update()
             bar.set_postfix_str(f"{len(left)} functions left", refresh=False)
-        self.recording.header["trials"] = max(
-          trial + 1, self.recording.header["trials"]
-        )
+        if not missing:
+          self.recording.header["trials"] = trial + 1
         self.save()
     finally:
       self.pair.stop()
@@ -146,15 +160,18 @@ class Recorder:
     """
     if node := self.recording.nodes.get((function.id, trial, path)):
       return function, node
-    # Each sequence of models is a draw of its own, even where prompts are equal.
+    # Each sequence of models is a draw of its own, even where prompts are equal: it has
+    # a task and a seed of its own.
     task = Task(f"{function.id} {path}", function.split, "", TRIES)
     model = self.pair.models[int(path[-1])]
-    agent = ChatAgent(model, task, trial, self.reserve)
+    agent = ChatAgent(model, task, SEEDS * trial + int(path), self.reserve)
     prompt = function.prompt(failure)
     messages = open_conversation(self.env.system_prompt, task, prompt, prompt)
     reply = agent.reply(messages, len(path) - 1)
     code = parse_action(reply.text, code=True) or ""
-    results = run_tests(code, function.tests, not self.env.options.trusted)
+    results = self.recording.results.get((function.id, hash_text(code)))
+    if results is None:
+      results = run_tests(code, function.tests, not self.env.options.trusted)
     usage = reply.call.usage
     node = Node(
       function.id,
@@ -171,6 +188,7 @@ class Recorder:
     )
     with self._lock:
       self.recording.nodes[node.key] = node
+      self.recording.results[function.id, node.code] = node.results
       if time.monotonic() - self._saved_s > SAVE_S:
         self._saved_s = time.monotonic()
         write_recording(self.out, self.recording)
@@ -274,21 +292,24 @@ def main(argv: Sequence[str]) -> int:
   config, out, trials, in_flight = argv
   try:
     program.validate(config)
+    require(config.env.kind == "code", "config.env.kind", "code")
     env = make(config.env.kind, **env_arguments(config))
     wanted = list_wanted(env)
     models = len(config.models.names)
-    calls = len(wanted) * trials * models * (1 + FAILED * models)
+    calls = len(wanted) * trials * models * (1 + FAILED_SHARE * models)
     if config.dry_run:
       print(f"dry run: {len(wanted)} functions, {estimate(config, calls, in_flight)}")
       return 0
     check_models(config)
-    if not config.max_usd and any(row.output for row in prices_of(config.models)):
+    if not config.max_usd and any(
+      row.input or row.output for row in prices_of(config.models)
+    ):
       raise ValueError("set --config.max_usd to the most dollars to spend")
     Recorder(config, env, Path(out)).record(wanted, trials, in_flight)
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; raise it and go on", file=sys.stderr)
     return 3
-  except (ValueError, OSError, NoAnswer) as error:
+  except (ValueError, OSError) as error:
     return fail(error)
   return 0
 

@@ -53,9 +53,11 @@ MEDIA = (
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
-_FENCED = re.compile(r"(?is)```(?:python3?|py)?[ \t]*\n(.*?)\n?[ \t]*```")
-# What a model thinks before its reply, and leaves open if the reply is cut.
-_THINKING = re.compile(r"(?s)<think>.*?(</think>|\Z)")
+_FENCED = re.compile(r"(?s)```[ \t]*([\w+.-]*)[ \t]*\n(.*?)\n?[ \t]*```")
+_LANGUAGES = ("", "python", "python3", "py")
+# What a model thinks before its reply. A chat template may have opened it, and a reply
+# that is cut leaves it open.
+_THINKING = re.compile(r"(?s)\A((?!<think>).)*?</think>|<think>.*?(</think>|\Z)")
 
 
 class ToolCall(NamedTuple):
@@ -357,9 +359,13 @@ def parse_action(reply: str, code: bool = False) -> str | None:
   """
   reply = _THINKING.sub("", reply)
   if code:
-    before, marker, after = reply.partition("Action:")
-    block = _FENCED.search(after if marker else before)
-    action = block[1] if block else after
+    # The word may also stand within a block of code.
+    has_marker = "Action:" in _FENCED.sub("", reply)
+    after = reply.partition("Action:")[2] if has_marker else reply
+    for block in _FENCED.finditer(after):
+      if block[1].lower() in _LANGUAGES:
+        return block[2].strip() or None
+    action = after if has_marker else ""
   else:
     action = next(iter(reply.rpartition("Action:")[2].strip().splitlines()), "")
     if "Action:" not in reply:

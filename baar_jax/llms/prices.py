@@ -99,7 +99,7 @@ UNUSED = re.compile("searches_kcount|(input|cache)_(audio|video).*_mtok|_1h_")
 
 
 # The date or the number of a model's version, at the end of its name.
-VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3})$")
+VERSION = re.compile(r"[-@](\d{4}-\d\d-\d\d|\d{8}|\d{3}|\d\d-\d\d|latest)$")
 
 
 def drop_version(name: str) -> str:

@@ -41,7 +41,10 @@ class RecordedPair:
       names = tuple(header["models"])
       problem = f'has other models: set --config.models.names="{names}"'
     elif header["prompts"] != hash_text(*self._id_of):
-      problem = "has other prompts than this version: record again (tools/record.py)"
+      problem = (
+        "has other prompts: set --config.env.options.data as it was recorded with, or "
+        "record again with tools/record.py"
+      )
     if problem:
       raise ValueError(f"the recording {self._path} {problem}")
 
@@ -57,8 +60,8 @@ class RecordedPair:
     ]
 
   def judge(self, config: ModelsConfig) -> Callable:
-    """Raise an error, because a recording has no replies of a judge."""
-    raise ValueError("recorded models have no judge: leave out the rival zero-shot")
+    """Raise an error: no configuration can ask a recording for a judge."""
+    raise NotImplementedError
 
   def find(
     self, messages: Messages, task: Task, seed: int, model: int, last: tuple[str, str]
@@ -105,7 +108,7 @@ class RecordedPair:
 def draw_trial(task_id: str, function: str, seed: int, trials: int) -> int:
   """Draw the recorded trial of a function in an episode (our choice).
 
-  Trials of an episode's purpose that follow each other draw each recorded trial once.
+  Of one purpose, as many trials in a row as there are recorded ones draw each once.
 
   Args:
     task_id: the ticket.
@@ -113,10 +116,9 @@ def draw_trial(task_id: str, function: str, seed: int, trials: int) -> int:
     seed: the seed of the episode.
     trials: the number of recorded trials.
   """
-  turn, place = divmod(seed % SEEDS, trials)
   order = [*range(trials)]
-  random.Random(f"{task_id}|{function}|{seed // SEEDS}|{turn}").shuffle(order)
-  return order[place]
+  random.Random(f"{task_id}|{function}|{seed // SEEDS}").shuffle(order)
+  return order[seed % SEEDS % trials]
 
 
 @dataclasses.dataclass(eq=False)

@@ -174,6 +174,8 @@ def check_baselines(config: Config) -> None:
   names = sorted(name for name, family in FAMILIES.items() if family.is_rival)
   are_rivals = {*names}.issuperset(baselines.rivals)
   require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
+  has_judge = ZERO_SHOT not in baselines.rivals or config.models.kind != RECORDED
+  require(has_judge, "baselines.rivals", f"without {ZERO_SHOT} with recorded models")
   valued = [name for name in baselines.rivals if FAMILIES[name].needs == "heads"]
   has_heads = config.value.updates > 0 or not valued
   require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
@@ -384,7 +386,7 @@ FAMILIES = {
   ),
   foresight.CLAIRVOYANT: Family("clairvoyant", _list_foresight, "foresight"),
   foresight.KNOWS_FUNCTION: Family("knows the function", _list_foresight, "foresight"),
-  foresight.SCHEDULE: Family("best fixed schedule", _list_foresight, "foresight"),
+  foresight.SCHEDULE: Family("best schedule", _list_foresight, "foresight"),
   ZERO_SHOT: Family(
     "zero-shot router",
     lambda config, name: _list_each((zero_shot_spec(config),)),

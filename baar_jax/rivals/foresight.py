@@ -1,13 +1,14 @@
 """Bound what a router can gain on recorded tickets, by policies that know more.
 
-Each policy is exact: dynamic programming over the functions of a ticket, the tries at
-each, and the remaining LARGE calls. They differ in what they know of a try:
+Each policy is computed by dynamic programming over the functions of a ticket, the tries
+at each, and the remaining LARGE calls, without prompt caches and with enough steps for
+all tries. They differ in what they know of a try:
 
-- "clairvoyant" knows the outcomes of this trial. No router can score more.
+- "clairvoyant" knows the outcomes of this trial, so no router can score more.
 - "knows-function" knows the outcomes of the same function in its other trials, and
   weighs the mean over all training functions as one more trial (our choice).
-- "schedule" knows the mean over all training functions. It is the best schedule of
-  models for one who reads no text.
+- "schedule" knows the mean over all training functions. It is the best schedule for one
+  who reads no text: it heeds only failures and the remaining calls.
 """
 
 import functools
@@ -148,5 +149,5 @@ class Foresight:
 
 
 def average(outcomes: Sequence[Chance]) -> Chance:
-  """Compute the mean of some chances."""
-  return Chance(*np.mean(outcomes, axis=0).tolist())
+  """Compute the mean of some chances; a path that no training took counts as failed."""
+  return Chance(*np.mean(outcomes or [(0.0, 0.0)], axis=0).tolist())

@@ -149,11 +149,14 @@ def run_tests(code: str, tests: Sequence[str], walled: bool = True) -> list[str]
   """
   if not code:
     return [NO_CODE] * len(tests)
-  command = [sys.executable, "-I", "-B", str(RUNNER)]
+  # No keys; and sets have one order, so that equal code has equal results.
+  environ = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
+  command = [sys.executable, "-s", "-P", "-B", str(RUNNER)]
   if walled:
+    for variable in environ.items():
+      command = ["--setenv", *variable, *command]
     command = engines.confine(None, RUNNER, "/scratch") + command
   request = json.dumps({"code": code, "tests": tests}).encode()
-  environ = {"PATH": os.environ.get("PATH", os.defpath)}  # no keys
   try:
     done = subprocess.run(
       command, input=request, capture_output=True, env=environ, timeout=LIMIT_S
@@ -256,8 +259,8 @@ def read_recording(path: str) -> Recording:
         results[node.function, node.code] = node.results
   except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
     raise ValueError(
-      f"cannot read the recording {path} ({error}): restore it, or make it with python "
-      "-m tools.record"
+      f"cannot read the recording {path} ({error}), here or beside the environment: "
+      "restore it, or make it with python -m tools.record"
     ) from None
   return Recording(header, nodes, results)
 
@@ -280,8 +283,8 @@ class Options:
 
   Attributes:
     data: a file of functions, such as MBPP's problems; "" is our own functions.
-    recording: a recording whose outcomes are looked up; a run sets it if its models
-      are recorded. "" executes agents' code.
+    recording: a recording whose outcomes are looked up; each run sets it by its models.
+      "" executes agents' code.
     trusted: whether agents' code runs without a wall, with all rights of the user.
   """
 
@@ -327,8 +330,8 @@ class Code(Env):
     """
     tickets = len(self.functions[split]) // TICKET
     size = self.sizes[split]
-    if split != "train":
-      check_size("the file of functions", range(tickets), split, size)
+    least = 1 if split == "train" else size
+    check_size("the file of functions", range(tickets), split, least)
     tasks = []
     for number in range(size):
       task_id = f"{split}-{number}"
@@ -356,8 +359,8 @@ class Code(Env):
     self._tries += 1
     if failure and self._tries < TRIES:
       first_failed = next(filter(None, results))
-      problem = first_failed.partition(":")[0][:30]
-      return self._observe(f"{FAILED} {problem}", failure), False
+      problem = first_failed.partition(":")[0][:30].rstrip(".")
+      return self._observe(f"{FAILED} {problem}.", failure), False
     self._solved += not failure
     self._place += 1
     self._tries = 0

@@ -7,6 +7,7 @@ The adapter starts this file as a program. It reads a JSON object with `code` an
 import ast
 import json
 import os
+import re
 import resource
 import sys
 
@@ -21,8 +22,8 @@ VALUE_CHARS = 160  # A value or a message is cut after this number of characters
 
 
 def cut(text: str) -> str:
-  """Cut a long text, and replace what cannot be written as UTF-8."""
-  text = text.encode(errors="replace").decode()
+  """Cut a long text, without addresses and what cannot be written as UTF-8."""
+  text = re.sub(" at 0x[0-9a-f]+", "", text.encode(errors="replace").decode())
   return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]} ..."
 
 
