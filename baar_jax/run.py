@@ -473,8 +473,7 @@ def open_pair(config: Config, path: Path) -> Pair:
 
     functions = base.make(config.env.kind, env_arguments(config)["options"]).functions
     return RecordedPair(models, itertools.chain(*functions.values()))
-  # Only runs with API models import their client, because other runs start faster
-  # without it.
+  # Other runs start faster without the client of API models.
   from baar_jax.llms.chat import ChatPair
 
   return ChatPair(models, Calls(path))
@@ -489,8 +488,7 @@ def env_arguments(config: Config) -> dict:
   env = config.env
   options = base.read_options(env.kind, env.options)
   if env.kind == "code":
-    is_recorded = config.models.kind == RECORDED
-    recording = config.models.recording if is_recorded else ""
+    recording = config.models.recording if config.models.kind == RECORDED else ""
     options = dataclasses.replace(options, recording=recording)
   completed = base.load(env.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}

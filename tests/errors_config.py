@@ -117,6 +117,12 @@ CASES = [
     "--config.models.kind=recorded",
   ),
   (
+    "--config.baselines.rivals must be without zero-shot with recorded models",
+    command,
+    "--config=configs/code.py",
+    "--config.baselines.rivals=('zero-shot',)",
+  ),
+  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.kind=chat",

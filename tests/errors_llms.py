@@ -18,7 +18,6 @@ from baar_jax.llms.history import read_chat
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import Price, cost_usd
 from baar_jax.llms.provider import open_http
-from baar_jax.llms.recorded import RecordedPair
 from baar_jax.llms.usage import Meter
 from baar_jax.rollout.budget import unlimited
 from baar_jax.run import open_pair
@@ -77,7 +76,6 @@ CASES = [
   ("...has other prompts...", functools.partial(ask_recorded, prompts="")),
   ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, 0),
   ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded),
-  ("...leave out the rival zero-shot", RecordedPair.judge, None),
   (
     "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
     "again.",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from baar_jax.config import SEEDS, ModelsConfig
 from baar_jax.envs.base import Env
@@ -58,10 +58,6 @@ class RecordedPair:
       RecordedAgent(self, model, account, task, seed, tried)
       for model in range(len(self.names))
     ]
-
-  def judge(self, config: ModelsConfig) -> Callable:
-    """Raise an error: no configuration can ask a recording for a judge."""
-    raise NotImplementedError
 
   def find(
     self, messages: Messages, task: Task, seed: int, model: int, last: tuple[str, str]

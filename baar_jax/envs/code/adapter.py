@@ -259,8 +259,8 @@ def read_recording(path: str) -> Recording:
         results[node.function, node.code] = node.results
   except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
     raise ValueError(
-      f"cannot read the recording {path} ({error}), here or beside the environment: "
-      "restore it, or make it with python -m tools.record"
+      f"cannot read the recording {path} ({error}): restore it, or make it with python "
+      "-m tools.record"
     ) from None
   return Recording(header, nodes, results)
 
