@@ -4,11 +4,13 @@ The run needs no key, and it executes nothing of what the models wrote.
 """
 
 from baar_jax import config
+from configs import quickstart
 
 
 def get_config() -> config.Config:
-  """Return the configuration."""
-  c = config.Config(name="code")
+  """Return the configuration; the trainings are those of the default run."""
+  c = quickstart.get_config()
+  c.name = "code"
   c.env = config.EnvConfig(
     "code",
     train_tasks=120,
@@ -26,19 +28,7 @@ def get_config() -> config.Config:
     max_completion_tokens=512,
     timeout_s=600,
   )
-  c.profile.trials = 3
-  c.references.samples = 8
-  c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
-  c.sft = config.SFTConfig(updates=100, micro_episodes=64, learning_rate=3e-3)
-  c.bopo = config.BoPOConfig(
-    lam=(0.3,),
-    learning_rate=3e-3,
-    last_rate=0.05,
-    vanilla_learning_rate=3e-3,
-    updates=30,
-  )
   c.baselines.rivals = ("escalate",)
-  c.evaluate = config.EvaluateConfig(
-    seeds=3, random_p=(), shares=(0.3, 0.6), call_budgets=(1, 2, 4)
-  )
+  c.evaluate.seeds = 3
+  c.evaluate.call_budgets = (1, 2, 4)
   return c
