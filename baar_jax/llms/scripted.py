@@ -148,11 +148,7 @@ class Account:
     """Make a call: pay for it, and keep its prompt in the cache.
 
     Args:
-      model: index of the model in `billing`.
-      messages: the prompt.
-      text: the reply.
-      step: index of the episode's step.
-      sizes: see `bill`.
+      model, messages, text, step, sizes: see `bill`.
       bound_usd: the worst case of the call; None is that of this reply.
     """
     call = self.bill(model, messages, text, step, sizes)
