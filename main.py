@@ -45,7 +45,7 @@ from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, plan, train
 from baar_jax.store import read_config
-from configs import quickstart
+from configs import code
 
 STAGES = {
   "setup": collect.setup,
@@ -151,7 +151,7 @@ def find_usual(argv: list[str]) -> Config:
   for name in ("config.name", "config.runs"):
     parser.add_argument(f"--{name}", f"-{name}", nargs="?")
   given = vars(parser.parse_known_args(argv[1:])[0])
-  usual = quickstart.get_config()
+  usual = code.get_config()
   if given["config.name"]:
     directory = Path(given["config.runs"] or usual.runs, given["config.name"])
     if stored := read_config(directory):
@@ -171,7 +171,7 @@ def load_config(name: str) -> Config:
     flags.Error: the file is missing, raises an error, or returns no configuration.
   """
   path, *setting = name.split(":", 1)
-  shipped_path = Path(quickstart.__file__).parent / Path(path).name
+  shipped_path = Path(code.__file__).parent / Path(path).name
   if not os.path.isfile(path) and shipped_path.is_file():
     path = str(shipped_path)
   if not os.path.isfile(path):

@@ -1,8 +1,8 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
-The environment is ScienceWorld. The settings :code, :alfworld, :appworld and :sandbox
-choose other environments. --config.models.prompt_cache=False bills the calls without
-prompt caches, as the paper does.
+The models are two real ones, whose replies are recorded. The settings :sciworld,
+:alfworld, :appworld and :sandbox have scripted ones. --config.models.prompt_cache=False
+bills the calls without prompt caches, as the paper does.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from configs import alfworld, appworld, code, quickstart, sandbox, sciworld
 
 # By setting: the configuration that it extends.
 SETTINGS = {
-  "": quickstart,
+  "": code,
+  "sciworld": quickstart,
   "alfworld": alfworld,
   "appworld": appworld,
   "sandbox": sandbox,
-  "code": code,
 }
 
 
@@ -24,7 +24,7 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "code", "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
+    setting: "sciworld", "alfworld", "appworld" or "sandbox"; "" is configs/code.py.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   c = SETTINGS[setting].get_config()
@@ -51,7 +51,7 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
-  if setting == "code":
+  if not setting:
     # Each training seed plays three trials of a ticket, which draw all recorded ones.
     c.train_seeds = 10
     c.evaluate.seeds = 30
@@ -59,7 +59,7 @@ def get_config(setting: str = "") -> config.Config:
     c.bopo.updates = 200
     # A recording has no replies of a judge, so the zero-shot router is left out.
     c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:], "vanilla-sft")
-  if setting in ("", "alfworld"):
+  if setting in ("sciworld", "alfworld"):
     # An episode takes a tenth of a second of a core, so there are fewer of each kind:
     # many tasks with few samples of each, whose gain on dev is within its error.
     c.profile.robustness = (3,)
@@ -78,7 +78,7 @@ def get_config(setting: str = "") -> config.Config:
       steps._replace(count=4),
       repeats._replace(count=4),
     )
-  if not setting:
+  if setting == "sciworld":
     # No published table has any of these 100 test tasks, nor has the default run.
     c.env.options["skip_test_variations"] = 72
     c.references = config.ReferencesConfig(samples=8)

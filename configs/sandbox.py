@@ -1,4 +1,4 @@
-"""Configure the sandbox, whose optimum examples/optimum.py computes."""
+"""Configure the sandbox, a small world of locks that needs no other program."""
 
 from baar_jax import config
 
@@ -6,7 +6,6 @@ from baar_jax import config
 def get_config() -> config.Config:
   """Return the configuration of the sandbox."""
   c = config.Config(name="sandbox")
-  # The optimum is that of list prices without prompt caches.
   c.models.prompt_cache = False
   c.env = config.EnvConfig("sandbox", 384, 128, 256, max_steps=18, live_per_process=16)
   c.references.plans = (

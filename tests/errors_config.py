@@ -25,6 +25,8 @@ def command(tmp: Path, *arguments: str) -> None:
     raise ValueError(line.removesuffix("\n"))
 
   argv = ["main.py", *arguments, f"--config.runs={tmp}"]
+  if not any(argument.startswith("--config=") for argument in arguments):
+    argv.insert(1, "--config=quickstart.py")
   with mock.patch.object(main, "fail", refuse):
     main.main(main.parse(argv, flags.FlagValues()))
 

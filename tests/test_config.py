@@ -20,7 +20,7 @@ from baar_jax.config import (
   SFTConfig,
 )
 from baar_jax.run import Run
-from configs import quickstart
+from configs import code
 from configs.reproduce import SETTINGS
 from main import validate
 
@@ -157,8 +157,8 @@ def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
   runs = f"--config.runs={tmp_path}"
   stored.seed = 3
   assert read(runs, "--config.name", "mine", "--config.seed=3") == stored
-  usual = quickstart.get_config().env
-  assert read("--config=quickstart.py", runs, "--config.name=mine").env == usual
+  usual = code.get_config().env
+  assert read("--config=code.py", runs, "--config.name=mine").env == usual
   assert read(runs, "--config.name=other").env == usual
   assert read(runs).env == usual
   # The run is moved, and another command had two processes.

@@ -9,6 +9,7 @@ command goes on after a stop; what was paid for is in the file or in the run's l
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -17,7 +18,7 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
@@ -91,6 +92,27 @@ class Recorder:
     self._saved_s = time.monotonic()
     self.save()  # A file that cannot be written is noticed before any call.
 
+  @contextlib.contextmanager
+  def open_pools(
+    self, in_flight: int
+  ) -> Iterator[list[concurrent.futures.ThreadPoolExecutor]]:
+    """Yield the threads of each model's calls; afterwards stop calls, and save.
+
+    Args:
+      in_flight: the most calls in flight of each model.
+    """
+    pools = []
+    for _ in self.pair.names:
+      pools.append(concurrent.futures.ThreadPoolExecutor(in_flight))
+    try:
+      yield pools
+    finally:
+      self.pair.stop()
+      for pool in pools:
+        pool.shutdown(cancel_futures=True)
+      self.save()
+      self.pair.close()
+
   def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> None:
     """Ask for all trials of functions, one trial after the other.
 
@@ -99,19 +121,16 @@ class Recorder:
       trials: the number of trials.
       in_flight: the most calls in flight of each model.
     """
-    pools = []
-    for _ in self.pair.names:
-      pools.append(concurrent.futures.ThreadPoolExecutor(in_flight))
+    with self.open_pools(in_flight) as pools:
 
-    def submit(function: Function, path: str, failure: str) -> set:
-      """Ask each model for its try after a sequence of models."""
-      futures = set()
-      for model, pool in enumerate(pools):
-        after = f"{path}{model}"
-        futures.add(pool.submit(self.ask, function, trial, after, failure))
-      return futures
+      def submit(function: Function, path: str, failure: str) -> set:
+        """Ask each model for its try after a sequence of models."""
+        futures = set()
+        for model, pool in enumerate(pools):
+          after = f"{path}{model}"
+          futures.add(pool.submit(self.ask, function, trial, after, failure))
+        return futures
 
-    try:
       missing = 0
       for trial in range(trials):
         waiting = set()
@@ -140,12 +159,6 @@ class Recorder:
         if not missing:
           self.recording.header["trials"] = trial + 1
         self.save()
-    finally:
-      self.pair.stop()
-      for pool in pools:
-        pool.shutdown(cancel_futures=True)
-      self.save()
-      self.pair.close()
 
   def ask(
     self, function: Function, trial: int, path: str, failure: str

@@ -1,0 +1,80 @@
+"""Play test tickets with live models, and compare them with the recorded outcomes.
+
+    python -m tools.live_check --recorded=runs/code --config=configs/code.py \\
+      --config.name=live --config.env.test_tasks=24 --config.evaluate.seeds=1 \\
+      --config.models.kind=chat --config.models.base_urls=... --config.max_usd=1
+
+The policies are always-LARGE, First-Large under the middle cap, and the default router
+of the finished run that --recorded names. Its score at a ticket is the mean over all
+evaluation seeds. Brackets are 95 % intervals over tickets.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from absl import app, flags
+
+import main
+from baar_jax.config import Config
+from baar_jax.open import Loader
+from baar_jax.rivals.families import list_specs
+from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE, Planned, list_evaluation
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.run import Run
+from baar_jax.stages.evaluate import choose_on_dev
+from baar_jax.store import read_config
+
+RECORDED = flags.DEFINE_string("recorded", "runs/code", "Directory of the run.")
+DRAWS = 1000  # of tickets, for intervals
+
+
+def play(
+  run: Run, spec: PolicySpec, loader: Loader, tickets: list[str]
+) -> pd.DataFrame:
+  """Return a policy's mean score, dollars and LARGE calls at each ticket."""
+  tasks = [task for task in run.tasks("test") if task.id in tickets]
+  jobs = list_evaluation(run.config, tasks, "test")
+  rows = []
+  for episode in run.source.episodes(spec.key, [Planned(spec, jobs)], loader.build):
+    usd = sum(step.cost_usd for step in episode.steps)
+    calls = sum(step.model > 0 for step in episode.steps)
+    rows.append((episode.task_id, episode.score, usd, calls))
+  columns = ["ticket", "score", "usd", "large"]
+  return pd.DataFrame(rows, columns=columns).groupby("ticket").mean()
+
+
+def describe(values: pd.Series) -> str:
+  """Return a mean over tickets, with its interval."""
+  draws = np.random.default_rng(0).choice(values, (DRAWS, len(values))).mean(axis=1)
+  low, high = np.percentile(draws, [2.5, 97.5])
+  return f"{values.mean():.5f} [{low:.5f}, {high:.5f}]"
+
+
+def check(command: tuple[Config, str]) -> None:
+  """Play what is missing, and print live minus recorded for each policy."""
+  live = Run(command[0])
+  directory = Path(RECORDED.value)
+  config = read_config(directory)
+  config.runs = str(directory.parent)
+  recorded = Run(config)
+  choice = choose_on_dev(recorded.store, list_specs(config), config)
+  calls = config.evaluate.call_budgets
+  first = PolicySpec(FIRST_LARGE, cap=Cap(calls=calls[len(calls) // 2]))
+  tickets = [task.id for task in live.tasks("test")]
+  for spec in (ALWAYS_LARGE, first, choice.default):
+    tables = []
+    for run in (live, recorded):
+      source = run.source
+      loader = Loader(recorded.files(), source.live_episodes, source.pair, run.store)
+      tables.append(play(run, spec, loader, tickets))
+    differences = (tables[0] - tables[1]).apply(describe)
+    shown = pd.DataFrame({"live": tables[0].mean(), "recorded": tables[1].mean()})
+    print(f"{spec.key}, {len(tickets)} tickets")
+    print(shown.assign(difference=differences).to_string())
+  for run in (live, recorded):
+    run.close()
+
+
+if __name__ == "__main__":
+  app.run(check, flags_parser=main.parse)
