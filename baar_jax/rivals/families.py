@@ -44,9 +44,8 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.policy import ARGMAX, RouterPolicy
 
-# The policies of foresight are evaluated with these values of mu, the score that one US
-# dollar is worth.
-FORESIGHT_WEIGHTS = (0, 30, 100, 300, 1000, 3000)
+# The policies of foresight are evaluated with these values of mu.
+FORESIGHT_WEIGHTS = (0, 0.01, 0.03, 0.1, 0.3, 1)
 
 
 class Points(NamedTuple):

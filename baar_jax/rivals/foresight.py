@@ -20,6 +20,7 @@ import numpy as np
 
 from baar_jax.config import Config
 from baar_jax.envs.code.adapter import (
+  TICKET,
   TRIES,
   deal,
   find_place,
@@ -101,6 +102,8 @@ class Foresight:
     train = [function.id for function in self._functions["train"]]
     find = functools.partial(self._find, train, self._trials)
     self._rates = functools.cache(lambda path: average(find(path)))
+    # As if LARGE tried each function of a ticket once.
+    self._unit_usd = TICKET * self._rates(f"{len(self._prices) - 1}").usd
 
   def make_rule(self, spec: PolicySpec) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of a policy, for `RulePolicy`."""
@@ -134,7 +137,8 @@ class Foresight:
         known.append(rates)
       return average(known) if known else rates
 
-    return find_best(chances, len(ids), len(self._prices), spec.mu or 0.0)
+    mu = (spec.mu or 0.0) / (self._unit_usd or 1.0)  # Models may be free.
+    return find_best(chances, len(ids), len(self._prices), mu)
 
   def _find(self, ids: Iterable[str], trials: Iterable[int], path: str) -> list[Chance]:
     """Return the outcomes of functions in some trials, after a path."""

@@ -92,7 +92,8 @@ class PolicySpec:
     cost_weight: units of score that one normalised dollar costs.
     blind: 1 for a cap-blind policy of a family that also has cap-conditioned ones.
     p: probability with which a random policy chooses a model costlier than SMALL.
-    mu: success that one dollar is worth.
+    mu: units of score that a policy of foresight gives up for the mean dollars of a
+      ticket at which LARGE tries each function once.
     rank: rank of the model that always acts, from 1.
     plans: the sampling plans of a policy that follows them; see `take_sampled` in
       rollout/rules.py.
