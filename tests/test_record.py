@@ -10,7 +10,7 @@ from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import read_recording, write_recording
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.run import env_arguments, open_pair
-from tools import record
+from tools import anchor, record
 
 
 def answer(request):
@@ -43,8 +43,16 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     assert trials == [0] * 48 + [1] * 48
     config.models.temperature = 0.1
     assert run(2) == 2 and len(server.seen) == 96
-  problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
-  assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
+    problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
+    config.models.temperature = 0.7
+    anchor.main((config, out, 2, 2))
+  # SMALL's failed try is in the conversation. It repeats itself, there and anew.
+  assert len(server.seen) == 96 + 12 * 2
+  assert server.seen[-1]["messages"][2]["content"] == answer({"model": "small"})
+  large, small = capsys.readouterr().out.splitlines()[-2:]
+  assert large.split() == ["large"] + ["1.0", "12"] * 2 + ["0.0", "12"] * 2
+  assert small.split() == ["small"] + ["0.0", "12"] * 2 + ["1.0", "12"] * 2
   # Another process reads the file again.
   read_recording.cache_clear()
   header = read_recording(out).header

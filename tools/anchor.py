@@ -9,6 +9,7 @@ its reply in a new conversation. After a stop the same command goes on.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def main(argv: Sequence[str]) -> None:
     for model, pool in enumerate(pools):
       again = functools.partial(ask, recorder, model)
       rows.append(pool.map(again, failed[:MOST]))
-    table = pd.DataFrame(tqdm([row for part in rows for row in part]))
+    total = len(rows) * len(failed[:MOST])
+    table = pd.DataFrame(tqdm(itertools.chain(*rows), total=total, unit="reply"))
   print(table.groupby("model").agg(["mean", "count"]).to_string())
 
 
