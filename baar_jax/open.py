@@ -445,7 +445,7 @@ class Loader:
     if row.needs == "heads":
       heads = load_heads(self.files)
       weights = config.value.cost_weights
-      values = ValueFunction(heads, weights, open_billing(config.models), row.pick)
+      values = ValueFunction(heads, weights, open_billing(config.models))
       reader = StateReader(load_vocabulary(self.files))
       return ConditionedPolicy(spec, reader, values)
     if row.needs == "judge":

@@ -41,7 +41,7 @@ def get_config(setting: str = "") -> config.Config:
   c.baselines = dataclasses.replace(
     c.baselines,
     # Rivals of our own are played in the sandbox alone, to save time.
-    rivals=sciworld.RIVALS + ("vanilla-sft", "one-escalation") * (setting == "sandbox"),
+    rivals=sciworld.RIVALS + ("vanilla-sft",) * (setting == "sandbox"),
     ablations=sciworld.ABLATIONS,
   )
   if setting == "sandbox":

@@ -145,15 +145,9 @@ CASES = [
     lambda tmp: alfworld.get_config("other"),
   ),
   (
-    "--config.baselines.rivals must be some of cascade, escalate, one-escalation...",
+    "--config.baselines.rivals must be some of cascade, escalate, single-turn...",
     command,
     "--config.baselines.rivals=('no-such',)",
-  ),
-  (
-    "--config.value.updates must be above 0 for one-escalation",
-    command,
-    "--config.baselines.rivals=('one-escalation',)",
-    "--config.value.updates=0",
   ),
   (
     "--config.env.live_per_process must be at most 1 for AppWorld",

@@ -36,8 +36,6 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   expected += ["escalate", "escalate(K=2)", judged, f"{judged}(K=2)"]
   free = "conditioned(update=9,cost_weight="
   expected += [f"{free}0.1)", f"{free}0.5,K=2)", f"{free}0.5,blind=1,K=2)"]
-  escalation = "one-escalation(update=9,cost_weight=0.1"
-  expected += [f"{escalation})", f"{escalation},K=2)"]
   for router in (
     "sft(update=2",
     "bopo(lam=0.3,update=2",
@@ -68,10 +66,6 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   for key in (f"{judged}(K=2)", f"{free}0.5,K=2)"):
     assert uncapped[key] is None
   assert uncapped[f"{free}0.5,blind=1,K=2)"].key == f"{free}0.5)"
-  # It acts alike until the cap is spent.
-  for spec in list_specs(config):
-    if spec.family == "one-escalation":
-      assert bool(find_uncapped(spec)) == bool(spec.cap)
 
 
 def test_every_rival_is_trained_with_each_training_seed(config):

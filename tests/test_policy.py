@@ -15,7 +15,6 @@ from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
 from baar_jax.llms.prices import Billing, Price
-from baar_jax.rivals.families import escalate_once
 from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.rules import EpisodeBudgets, StepContext
@@ -181,11 +180,10 @@ def test_heads_read_the_cap_and_the_cost_weight(
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
   billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
   scale = Scale(None, None, 0.005, 100, 0)
-  pick = Mock(return_value=2)
-  values = ValueFunction(Heads(None, scale), [0.5, 0.25], billing, pick)
+  values = ValueFunction(Heads(None, scale), [0.5, 0.25], billing)
   states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
   reader = Mock(**{"read.return_value": states})
-  estimate = Mock(return_value=(None, np.zeros((1, 3))))
+  estimate = Mock(return_value=(None, np.array([[0.1, 0.1, 0.2]])))
   monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
   spec = PolicySpec("conditioned", cost_weight=weight, cap_conditioned=cap_conditioned)
   policy = ConditionedPolicy(spec, reader, values)
@@ -197,24 +195,9 @@ def test_heads_read_the_cap_and_the_cost_weight(
   assert (decision.model, decision.logp, *decision.p_A) == (2, 0.0, 0, 0, 1)
   policy.finish(live)
   reader.forget.assert_called_once_with(live)
-  assert pick.call_args.args[1] == [0]
   _, _, (terms_T,) = estimate.call_args.args
   expected = describe(left, 1 - unit * 0.005, states.progress_NxP[0])
   np.testing.assert_allclose(terms_T, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-  "models, advantage_A, model",
-  [
-    ([], [0, 0.1], 1),
-    ([0, 0], [0.1, 0], 0),
-    ([0, 1, 0], [0.1, 0], 1),
-    ([0, 1], [0, 0.1, 0.2], 2),
-  ],
-)
-def test_one_escalation_never_goes_back(models, advantage_A, model):
-  """In [0, 1, 0] a budget took SMALL at the third step."""
-  assert escalate_once(np.array(advantage_A), models) == model
 
 
 @pytest.mark.parametrize(

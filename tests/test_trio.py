@@ -87,12 +87,8 @@ def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
   names = "('gpt-4.1-nano','gpt-4.1-mini','gpt-4.1')"
   flags = [
     f"--config.models.names={names}",
-    "--config.baselines.rivals=('zero-shot','cascade','single-turn','one-escalation')",
+    "--config.baselines.rivals=('zero-shot','cascade','single-turn')",
     "--config.evaluate.shares=(0.4,)",
   ]
   finish(start(tmp_path, *flags))
-  expected = {
-    "always(rank=2)",
-    "one-escalation(update=20,cost_weight=0.5,K=1)",
-  }
-  assert expected <= {row["policy"] for row in results(tmp_path)["dev"]}
+  assert "always(rank=2)" in {row["policy"] for row in results(tmp_path)["dev"]}

@@ -1,7 +1,7 @@
 """Decide by the value heads: one router for all caps (our choice)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,6 @@ from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
 from baar_jax.router.inputs import StateReader, describe
 
 
-def pick_best(advantage_A: np.ndarray, models: Sequence[int]) -> int:
-  """Pick the model with the largest Q value, whichever `models` have acted."""
-  return int(advantage_A.argmax())
-
-
 class ValueFunction(NamedTuple):
   """Bundle the value heads with all that a decision by them needs.
 
@@ -25,14 +20,11 @@ class ValueFunction(NamedTuple):
     heads: the trained value heads.
     cost_weights: the cost weights that an episode may name.
     billing: the prices and prompt caches of the models.
-    pick: a function of the models' advantages and of the models that have acted, in
-      order; returns the index of the model to act.
   """
 
   heads: Heads
   cost_weights: Sequence[float]
   billing: Billing
-  pick: Callable[[np.ndarray, Sequence[int]], int] = pick_best
 
 
 class ConditionedPolicy(Policy):
@@ -73,8 +65,8 @@ class ConditionedPolicy(Policy):
     _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
     latency_s = time.monotonic() - start_s
     decisions = []
-    for live, advantage_A in zip(ready, advantage_RxA):
-      model = self._values.pick(advantage_A, [step.model for step in live.steps])
+    for advantage_A in advantage_RxA:
+      model = int(np.argmax(advantage_A))
       p_A = [0.0] * len(advantage_A)
       p_A[model] = 1.0
       decisions.append(Decision(model, logp=0.0, latency_s=latency_s, p_A=p_A))

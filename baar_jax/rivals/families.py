@@ -9,13 +9,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from baar_jax.conditioned.policy import pick_best
 from baar_jax.config import (
   RECORDED,
   VANILLA_BATCHES,
@@ -115,7 +113,6 @@ class Family:
     rule: returns the index of the model to act.
     policy: the class of the policy if a router decides.
     labels: how this router reads stored decisions, for policies with a `share`.
-    pick: picks a model by the value heads.
     stage: the stage that trains the family; "" if the family does not learn.
     learns: how the stages "bopo" and "baselines" train it.
     is_rival: whether the family is left out unless `baselines.rivals` names it.
@@ -127,7 +124,6 @@ class Family:
   rule: Callable[[Live, PolicySpec], int] | None = None
   policy: type[RouterPolicy] = RouterPolicy
   labels: Labels = ACTED
-  pick: Callable[[np.ndarray, Sequence[int]], int] = pick_best
   stage: str = ""
   learns: OnPolicy | FromStored | None = None
   is_rival: bool = False
@@ -175,9 +171,6 @@ def check_baselines(config: Config) -> None:
   require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
   has_judge = ZERO_SHOT not in baselines.rivals or config.models.kind != RECORDED
   require(has_judge, "baselines.rivals", f"without {ZERO_SHOT} with recorded models")
-  valued = [name for name in baselines.rivals if FAMILIES[name].needs == "heads"]
-  has_heads = config.value.updates > 0 or not valued
-  require(has_heads, "value.updates", f"above 0 for {' and '.join(sorted(valued))}")
   for name in baselines.ablations:
     requirement = f"without {name}: this configuration leaves that part out already"
     require(ablate(config, name) != config, "baselines.ablations", requirement)
@@ -300,29 +293,12 @@ def _list_each(specs: Iterable[PolicySpec]) -> Iterator[Points]:
     yield Points((spec,), (spec,))
 
 
-def _list_valued(config: Config, name: str) -> Iterator[Points]:
-  """Yield a cap-blind policy on the value heads for each cost weight."""
-  router = trained_spec(config, name, config.value.updates)
-  router = dataclasses.replace(router, cap_conditioned=False)
-  weights = config.value.cost_weights
-  return _list_each(dataclasses.replace(router, cost_weight=w) for w in weights)
-
-
 def _list_foresight(config: Config, name: str) -> Iterator[Points]:
   """Yield a policy of foresight for each mu, and for each cap on calls."""
   if config.models.kind == RECORDED:
     known = PolicySpec(name, cap_conditioned=True)
     free = [dataclasses.replace(known, mu=mu) for mu in FORESIGHT_WEIGHTS]
     yield Points(free, (known,), usd=False)
-
-
-def escalate_once(advantage_A: np.ndarray, models: Sequence[int]) -> int:
-  """Pick the best model, but none cheaper than a model that has acted (SWE-Router).
-
-  With two models SMALL acts until the value heads choose LARGE once, and then LARGE
-  acts to the end (arXiv 2607.00053).
-  """
-  return max([pick_best(advantage_A, models), *models])
 
 
 LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)
@@ -393,9 +369,6 @@ FAMILIES = {
     is_rival=True,
   ),
   CONDITIONED: Family(LABELS[CONDITIONED], _list_conditioned, "heads", stage="value"),
-  "one-escalation": Family(
-    "one escalation", _list_valued, "heads", pick=escalate_once, is_rival=True
-  ),
   SFT: Family(LABELS[SFT], _list_sft, "router", stage=SFT),
   jobs.BOPO: Family(
     LABELS[jobs.BOPO], _list_learnt, "router", stage=jobs.BOPO, learns=LEARNS_BOPO

@@ -1,9 +1,7 @@
-"""Test the facts of a session, the forecast of its success, and rules that use it."""
+"""Test the facts of a session, and the forecast of its success."""
 
 import numpy as np
 import pandas as pd
-import pytest
-import stopping
 from endpoint import ASK, REPLY, Client, assistant, user
 from scipy.optimize import minimize
 
@@ -66,20 +64,6 @@ def test_auc_and_calibration_by_hand(monkeypatch):
   assert row == dict(steps=1, sessions=4, success_rate=0.5, auc=0.75)
   table = forecast.tabulate_calibration(calls)
   assert [*table.success_rate] == [0, 0.5, 1] and [*table.forecast] == [0.23, 0.5, 0.81]
-
-
-def test_rules_spend_the_same_dollars(monkeypatch):
-  monkeypatch.setattr(stopping, "SAVED", (0.25,))
-  # The first session succeeds after two calls of $3, the second fails after two of $1.
-  calls = pd.DataFrame(dict(session=[0, 0, 1, 1], task=["a", "a", "b", "b"]))
-  calls = calls.assign(step=[1, 2, 1, 2], usd=[3.0, 3.0, 1.0, 1.0])
-  calls = calls.assign(success=[True, True, False, False])
-  calls = calls.assign(forecast=[0.6, 0.9, 0.5, 0.1])
-  (row,) = stopping.tabulate_rules(calls).to_dict("records")
-  # $6 of $8 are left. The forecast spends them on the first session. A cap on steps
-  # pays $4 for first calls, and half of the $4 for second ones.
-  assert row["forecast"] == pytest.approx(1) and row["step cap"] == pytest.approx(0.5)
-  assert row["tasks left out"] == pytest.approx(0.75) == 1 - row["gain"]
 
 
 def test_each_answer_has_the_forecast_of_the_run(tmp_path, upstream):
