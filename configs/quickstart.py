@@ -10,7 +10,7 @@ def get_config() -> config.Config:
   """Return the configuration of the default run."""
   c = config.Config(name="quickstart")
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=40, test_tasks=80)
-  # None of these 80 test tasks is one of configs/reproduce.py.
+  # None of these 80 test tasks is one of configs/reproduce.py:sciworld.
   c.env.options["skip_test_variations"] = 50
   # Fewer episodes than the paper's, to save time; see docs/evaluation.md.
   c.profile.trials = 3
