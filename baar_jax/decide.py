@@ -130,7 +130,7 @@ class Router:
     """Open the budget-conditioned router of a run, or else its BoPO or SFT router.
 
     Args:
-      directory: the run's directory, such as "runs/quickstart".
+      directory: the run's directory, such as "runs/code".
       sessions: the number of sessions to remember.
 
     Raises:

@@ -1,6 +1,6 @@
 """Serve an endpoint that routes the calls of agents.
 
-python -m baar_serve --config.name=try --config.router=runs/quickstart
+python -m baar_serve --config.name=try --config.router=runs/code
 """
 
 import asyncio
