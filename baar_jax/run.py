@@ -248,12 +248,12 @@ class SelfPlay:
       is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
       if engine and engine.code_reads and not is_trusted:
         engines.check_walls(engine)
-      count = self.live_episodes
-      live = env.live_per_process
       if base.load(env.kind).needs_process:
-        self._envs += open_envs(env.kind, args, count // live, live, env.timeout_s)
+        live = env.live_per_process
+        count = self.live_episodes // live
+        self._envs += open_envs(env.kind, args, count, live, env.timeout_s)
       else:
-        self._envs += [base.make(env.kind, **args) for _ in range(count)]
+        self._envs += [base.make(env.kind, **args) for _ in range(self.live_episodes)]
     return self._envs
 
   def list_tasks(self, split: str) -> None:
@@ -289,7 +289,7 @@ class SelfPlay:
     line is printed and the episode is not stored. The next command plays it again.
 
     Args:
-      title: the name for readers, in the progress bar and in printed lines.
+      title: the name for readers, in the progress bar.
       planned: the policies, each with the episodes that it has to have.
       build: makes a policy; it is called only if an episode is missing.
 
@@ -316,14 +316,14 @@ class SelfPlay:
         trials += [Trial(policy, job) for job in missing]
     if trials:
       with self._run.progress(title, count, count - len(trials), "ep") as bar:
-        self._play(title, trials, bar)
+        self._play(trials, bar)
     episodes = []
     for spec, jobs in planned:
       self._store.sync(spec.key)
       episodes += self._store.episodes(spec.key, {job.key for job in jobs})
     return episodes
 
-  def _play(self, title: str, trials: Sequence[Trial], bar: tqdm) -> None:
+  def _play(self, trials: Sequence[Trial], bar: tqdm) -> None:
     """Play episodes, and store each finished one."""
     episodes = run_episodes(
       trials,
@@ -338,7 +338,8 @@ class SelfPlay:
     with contextlib.closing(episodes):
       for ended in episodes:
         if isinstance(ended, Failure):
-          name = f"{ended.job.task.id} seed {ended.job.seed}, {title}"
+          policy, job = ended.trial
+          name = f"{job.task.id} seed {job.seed}, {policy.spec.key}"
           print(f"left out: {name}: {ended.error}; run again to play it again")
         else:
           self._store.add(ended)

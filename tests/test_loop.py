@@ -229,7 +229,7 @@ def test_an_episode_with_a_dead_environment_starts_again(
     assert ended.seed == 3
     assert ended.stop == end
   else:
-    assert ended == Failure(jobs[0], ended.steps, end)
+    assert ended == Failure(Trial(policy, jobs[0]), ended.steps, end)
   for number, step in enumerate(ended.steps):
     assert step.observation == f"seen {number}"
   assert whole.task_id == "t2"

@@ -41,6 +41,10 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     assert run(2) == 0
     trials = [request["seed"] // 1000 for request in server.seen]
     assert trials == [0] * 48 + [1] * 48
+    # 60 % of 48 first tries are expected to fail, so 105.6 calls are: 9.6 more.
+    config.dry_run = True
+    assert run(2) == 0 and "12 functions, about 10 more" in capsys.readouterr().out
+    config.dry_run = False
     config.models.temperature = 0.1
     assert run(2) == 2 and len(server.seen) == 96
     problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"

@@ -128,7 +128,9 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
     trials = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
     keys = [job.key for job in trials]
     assert collect(Dying) == keys[1:]
-    message = f"left out: {keys[0][0]} seed 0, some: the process was killed; run again"
+    message = (
+      f"left out: {keys[0][0]} seed 0, counted: the process was killed; run again"
+    )
     assert message in capsys.readouterr().out
     asked.clear()
     assert collect(Sandbox) == keys

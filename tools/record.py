@@ -291,12 +291,19 @@ def list_wanted(env: object) -> list[Function]:
 
 
 def estimate(config: Config, calls: float, in_flight: int) -> str:
-  """Say what calls would cost."""
+  """Say what calls would cost.
+
+  Args:
+    config: supplies the prices.
+    calls: the expected number of calls that are missing.
+    in_flight: the most calls in flight of each model.
+  """
+  calls = max(0.0, calls)
   usd = 0.0
   for price in prices_of(config.models):
     usd += calls / len(config.models.names) * price.cost_usd(ASSUMED)
   hours = calls * CALL_S / len(config.models.names) / in_flight / 3600
-  return f"about {calls:,.0f} calls, ${usd:.2f} and {hours:.1f} hours"
+  return f"about {calls:,.0f} more calls, ${usd:.2f} and {hours:.1f} hours"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -311,6 +318,10 @@ def main(argv: Sequence[str]) -> int:
     models = len(config.models.names)
     calls = len(wanted) * trials * models * (1 + FAILED_SHARE * models)
     if config.dry_run:
+      if Path(out).exists():
+        ids = {function.id for function in wanted}
+        for id_, trial, _ in open_recording(config, env, Path(out)).nodes:
+          calls -= id_ in ids and trial < trials
       print(f"dry run: {len(wanted)} functions, {estimate(config, calls, in_flight)}")
       return 0
     check_models(config)

@@ -41,12 +41,12 @@ class Failure(NamedTuple):
   """An episode that ended in an error; it must not be stored.
 
   Attributes:
-    job: the trial that was played.
+    trial: the trial, and the policy that played it.
     steps: the steps before the error.
     error: the error that ended the episode.
   """
 
-  job: Job
+  trial: Trial
   steps: list[Step]
   error: EnvDied | NoAnswer
 
@@ -187,7 +187,7 @@ def run_episodes(
           begin(running.trial, running.env, running.restarts + 1)
           continue
         live = running.live
-        yield running.episode or Failure(live.job, live.steps, running.error)
+        yield running.episode or Failure(running.trial, live.steps, running.error)
         if waiting:
           begin(waiting.pop(0), running.env)
         else:
