@@ -236,7 +236,6 @@ class SelfPlay:
     self.live_episodes = run.config.env.live_episodes
     self._run = run
     self._config = run.config
-    self._store = run.store
     self._envs: list[Env] = []
 
   def envs(self) -> list[Env]:
@@ -278,7 +277,7 @@ class SelfPlay:
         "list each task once, in one split"
       )
     for name, tasks in zip(SPLITS, listings):
-      self._store.put_tasks(name, tasks)
+      self._run.store.put_tasks(name, tasks)
 
   def episodes(
     self, title: str, planned: Sequence[Planned], build: Build
@@ -304,8 +303,8 @@ class SelfPlay:
     count = 0
     trials = []
     for spec, jobs in planned:
-      self._store.sync(spec.key)
-      stored = self._store.keys(spec.key)
+      self._run.store.sync(spec.key)
+      stored = self._run.store.keys(spec.key)
       task_ids = list(dict.fromkeys(job.task.id for job in jobs))
       assigned_ids = set(task_ids[distributed.process :: distributed.processes])
       assigned = [job for job in jobs if job.task.id in assigned_ids]
@@ -319,8 +318,8 @@ class SelfPlay:
         self._play(trials, bar)
     episodes = []
     for spec, jobs in planned:
-      self._store.sync(spec.key)
-      episodes += self._store.episodes(spec.key, {job.key for job in jobs})
+      self._run.store.sync(spec.key)
+      episodes += self._run.store.episodes(spec.key, {job.key for job in jobs})
     return episodes
 
   def _play(self, trials: Sequence[Trial], bar: tqdm) -> None:
@@ -342,7 +341,7 @@ class SelfPlay:
           name = f"{job.task.id} seed {job.seed}, {policy.spec.key}"
           print(f"left out: {name}: {ended.error}; run again to play it again")
         else:
-          self._store.add(ended)
+          self._run.store.add(ended)
         cost_usd += sum(step.cost_usd for step in ended.steps)
         bar.set_postfix_str(format_usd(cost_usd), refresh=False)
         bar.update()
