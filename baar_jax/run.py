@@ -472,7 +472,7 @@ def open_pair(config: Config, path: Path) -> Pair:
     from baar_jax.llms.recorded import RecordedPair
 
     functions = base.make(config.env.kind, env_arguments(config)["options"]).functions
-    return RecordedPair(models, itertools.chain(*functions.values()))
+    return RecordedPair(models, [*itertools.chain(*functions.values())])
   # Other runs start faster without the client of API models.
   from baar_jax.llms.chat import ChatPair
 

@@ -73,7 +73,7 @@ CASES = [
     "...has other models: set --config.models.names=\"('a', 'b')\"",
     functools.partial(ask_recorded, models="ab"),
   ),
-  ("...has other prompts...", functools.partial(ask_recorded, prompts="")),
+  ("...has other functions...", functools.partial(ask_recorded, functions="")),
   ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, 0),
   ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded),
   (

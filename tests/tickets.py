@@ -10,6 +10,7 @@ from baar_jax.envs.code.adapter import (
   Code,
   Node,
   Recording,
+  hash_functions,
   hash_text,
   write_recording,
 )
@@ -77,9 +78,8 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
   usual = {
     "format": FORMAT,
     "models": config.models.names,
-    "prompts": hash_text(*(function.prompt() for function in functions)),
+    "functions": hash_functions(functions),
     "max_completion_tokens": 50,
-    "trials": trials,
   }
   recording = Recording(usual | header, nodes, {})
   write_recording(Path(config.models.recording), recording)

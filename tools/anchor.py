@@ -17,7 +17,6 @@ import pandas as pd
 from absl import app
 from tqdm import tqdm
 
-from baar_jax.config import SEEDS
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import Function, hash_text, run_tests
 from baar_jax.episode import SMALL, Task
@@ -39,9 +38,8 @@ def ask(recorder: record.Recorder, model: int, function: Function) -> dict:
   nodes = recorder.recording.nodes
   failed = nodes[function.id, 0, f"{SMALL}"]
   anew = nodes[function.id, 0, f"{SMALL}{model}"]
-  task = Task(f"{function.id} again", function.split, "", 2)
-  priced = recorder.pair.models[model]
-  agent = ChatAgent(priced, task, SEEDS - 1 - model, recorder.reserve)
+  task = Task(f"{function.id} again by {model}", function.split, "", 2)
+  agent = ChatAgent(recorder.pair.models[model], task, 0, recorder.reserve)
   prompt = function.prompt()
   messages = open_conversation(recorder.env.system_prompt, task, prompt, prompt)
   extend(messages, failed.reply, failed.observation)

@@ -26,7 +26,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import main as program
-from baar_jax.config import SEEDS, Config, require
+from baar_jax.config import Config, require
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import (
   FORMAT,
@@ -35,6 +35,7 @@ from baar_jax.envs.code.adapter import (
   Node,
   Recording,
   deal,
+  hash_functions,
   hash_text,
   read_recording,
   run_tests,
@@ -70,7 +71,7 @@ class Recorder:
       out: the file of the recording.
 
     Raises:
-      ValueError: the file has other models or prompts, or a model has no price.
+      ValueError: the file has other models or functions, or a model has no price.
     """
     self.env = env
     self.out = out
@@ -131,7 +132,6 @@ class Recorder:
           futures.add(pool.submit(self.ask, function, trial, after, failure))
         return futures
 
-      missing = 0
       for trial in range(trials):
         waiting = set()
         left = [*wanted]
@@ -150,14 +150,11 @@ class Recorder:
               try:
                 function, node = future.result()
               except NoAnswer as error:
-                missing += 1
                 print(f"left out: {error}; run again to ask again", file=sys.stderr)
                 continue
               if node.observation and len(node.path) < TRIES:
                 waiting |= submit(function, node.path, node.observation)
             bar.set_postfix_str(f"{len(left)} functions left", refresh=False)
-        if not missing:
-          self.recording.header["trials"] = trial + 1
         self.save()
 
   def ask(
@@ -173,11 +170,10 @@ class Recorder:
     """
     if node := self.recording.nodes.get((function.id, trial, path)):
       return function, node
-    # Each sequence of models is a draw of its own, even where prompts are equal: it has
-    # a task and a seed of its own.
+    # Each sequence of models has a task, and so a draw, of its own.
     task = Task(f"{function.id} {path}", function.split, "", TRIES)
     model = self.pair.models[int(path[-1])]
-    agent = ChatAgent(model, task, SEEDS * trial + int(path), self.reserve)
+    agent = ChatAgent(model, task, trial, self.reserve)
     prompt = function.prompt(failure)
     messages = open_conversation(self.env.system_prompt, task, prompt, prompt)
     reply = agent.reply(messages, len(path) - 1)
@@ -217,13 +213,13 @@ def open_recording(config: Config, env: object, out: Path) -> Recording:
   """Read the recording that is to be continued, or begin one.
 
   Raises:
-    ValueError: the file was recorded with other models, prompts or sampling.
+    ValueError: the file was recorded with other models, functions or sampling.
   """
   models = config.models
   header = {
     "format": FORMAT,
     "models": [*models.names],
-    "prompts": hash_text(*(function.prompt() for function in list_all(env))),
+    "functions": hash_functions(list_all(env)),
     "temperature": models.temperature,
     "max_completion_tokens": models.max_completion_tokens,
   }
@@ -237,7 +233,6 @@ def open_recording(config: Config, env: object, out: Path) -> Recording:
         )
     return recording
   header |= {
-    "trials": 0,
     "wall": "none" if env.options.trusted else "bubblewrap",
     "date": datetime.date.today().isoformat(),
     "prices": [dataclasses.astuple(price)[:3] for price in prices_of(models)],

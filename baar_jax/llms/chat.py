@@ -18,6 +18,7 @@ import json
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Coroutine
 
 import httpx2
@@ -407,17 +408,20 @@ class ChatAgent(Agent):
       with self.reserve(usd, replayed=True) as cost:
         cost.usd = usd
     else:
-      reply = self.ask(messages, request, self.bound_usd(messages, step))
+      draw = f"{self.task.id}|{self.seed}|{step}"
+      reply = self.ask(messages, request, draw, self.bound_usd(messages, step))
     self.counted = [*messages]
     self.counted_tokens = reply.call.usage.prompt_tokens
     return reply
 
-  def ask(self, messages: Messages, request: str, bound_usd: float) -> Reply:
+  def ask(self, messages: Messages, request: str, draw: str, bound_usd: float) -> Reply:
     """Repeat the attempts at a reply until one succeeds.
 
     Args:
       messages: the prompt.
       request: hash of the request.
+      draw: names the random draw of the reply. Each attempt sends a seed of its own,
+        so that a server which heeds seeds does not repeat a reply without text.
       bound_usd: the worst case of one attempt.
 
     Raises:
@@ -440,7 +444,8 @@ class ChatAgent(Agent):
         # Until its outcome is known, the attempt costs its worst case. An interruption
         # leaves it so.
         cost.usd = bound_usd
-        outcome = model.pair.run(model.attempt(messages, self.seed))
+        seed = zlib.crc32(f"{draw}|{attempt}".encode()) >> 1
+        outcome = model.pair.run(model.attempt(messages, seed))
         if outcome.kind != PRESUMED:
           # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
           cost.usd = model.price.cost_usd(outcome.usage)

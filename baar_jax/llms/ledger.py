@@ -132,7 +132,7 @@ class Calls:
       reply = REPLY_ROW.validate_json(row[1])
     except ValidationError:
       raise ValueError(DAMAGED.format(self._path, row[0])) from None
-    call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
+    call = dataclasses.replace(reply.call, replayed=True)
     return dataclasses.replace(reply, call=call)
 
   def find_repeated_problem(self, model: int, limit: int) -> str:

@@ -2,11 +2,17 @@
 
 import dataclasses
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from baar_jax.config import SEEDS, ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.envs.code.adapter import Function, Node, hash_text, read_recording
+from baar_jax.envs.code.adapter import (
+  Function,
+  Node,
+  hash_functions,
+  hash_text,
+  read_recording,
+)
 from baar_jax.episode import Reply, Reserve, Task
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.llms.prices import open_billing
@@ -16,7 +22,7 @@ from baar_jax.llms.scripted import Account
 class RecordedPair:
   """The recorded models of a run."""
 
-  def __init__(self, config: ModelsConfig, functions: Iterable[Function]):
+  def __init__(self, config: ModelsConfig, functions: Sequence[Function]):
     """Read the recording.
 
     Args:
@@ -24,7 +30,7 @@ class RecordedPair:
       functions: all functions of the environment.
 
     Raises:
-      ValueError: the recording cannot be read, or has other models or prompts; or a
+      ValueError: the recording cannot be read, or has other models or functions; or a
         model has no price.
     """
     self.names = config.names
@@ -40,10 +46,10 @@ class RecordedPair:
     if header["models"] != [*self.names]:
       names = tuple(header["models"])
       problem = f'has other models: set --config.models.names="{names}"'
-    elif header["prompts"] != hash_text(*self._id_of):
+    elif header["functions"] != hash_functions(functions):
       problem = (
-        "has other prompts: set --config.env.options.data as it was recorded with, or "
-        "record again with tools/record.py"
+        "has other functions: set --config.env.options.data as it was recorded with, "
+        "or record again with tools/record.py"
       )
     if problem:
       raise ValueError(f"the recording {self._path} {problem}")

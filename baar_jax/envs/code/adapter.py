@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from baar_jax.envs import engines
@@ -213,8 +213,7 @@ class Recording:
   """A recording in memory.
 
   Attributes:
-    header: how it was made: models, prompts, sampling, program, date, prices, and the
-      number of complete trials.
+    header: how it was made: models, functions, sampling, program, date, prices.
     nodes: the nodes by key.
     results: the results of the tests, by function and hash of the code.
   """
@@ -223,14 +222,35 @@ class Recording:
   nodes: dict[tuple[str, int, str], Node]
   results: dict[tuple[str, str], tuple[str, ...]]
 
-  @property
+  @functools.cached_property
   def trials(self) -> int:
-    """Return the number of trials to draw from: the complete ones, but at least 1."""
-    return max(1, self.header["trials"])
+    """Count the trials to draw from: those that all functions have, but at least 1."""
+    functions = {function for function, _, _ in self.nodes}
+    count = 1
+    while functions and all(self._is_complete(name, count) for name in functions):
+      count += 1
+    return count
+
+  def _is_complete(self, function: str, trial: int) -> bool:
+    """Tell whether a trial of a function has each try of each model."""
+    models = range(len(self.header["models"]))
+    for first in models:
+      node = self.nodes.get((function, trial, f"{first}"))
+      if node is None:
+        return False
+      for second in models if node.observation else ():
+        if (function, trial, f"{first}{second}") not in self.nodes:
+          return False
+    return True
 
 
-def hash_text(*texts: str) -> str:
-  """Return a short hash of texts."""
+def hash_functions(functions: Iterable[Function]) -> str:
+  """Return a short hash of what agents are asked, and of the tests."""
+  return hash_text(*([function.prompt(), *function.tests] for function in functions))
+
+
+def hash_text(*texts: str | Sequence[str]) -> str:
+  """Return a short hash of texts, or of lists of texts."""
   return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
@@ -252,6 +272,8 @@ def read_recording(path: str) -> Recording:
       header = json.loads(next(file, "null"))
       if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError("it is none")
+      if lost := {"models", "functions", "max_completion_tokens"} - header.keys():
+        raise ValueError(f"its first line lacks {', '.join(sorted(lost))}")
       for line in file:
         fields = json.loads(line)
         node = Node(**fields | {"results": tuple(fields["results"])})
