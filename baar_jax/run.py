@@ -16,26 +16,29 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, SEEDS, STORED, Config
+from baar_jax.config import RECORDED, STORED, Config
 from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import RouterFiles
-from baar_jax.llms.history import NO_ACTION, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import format_usd, prices_of
+from baar_jax.llms.prices import format_usd
 from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.conditions import (
+  adopt_episodes,
+  check_recording,
+  write_conditions,
+)
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, label_family, list_evaluation
 from baar_jax.rollout.loop import Failure, Pair, Trial, run_episodes
 from baar_jax.rollout.rules import Build
-from baar_jax.rollout.specs import FIRST_SEED, UNTRAINED, PolicySpec
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import (
   CHANGEABLE,
-  CONDITIONS,
   RESTORE,
   Store,
   differences,
@@ -120,8 +123,7 @@ class Run:
       if self.config.reuse:
         adopt_episodes(self.config, self.store)
       if self.is_main:
-        text = json.dumps(read_conditions(self.config), indent=2)
-        (self.dir / CONDITIONS).write_text(text)
+        write_conditions(self.config, self.dir)
     elif stored:
       changeable = CHANGEABLE
       if self.config.env.kind == STORED:
@@ -134,6 +136,7 @@ class Run:
             f"{self.dir} has {name}={before!r}, this command has {after!r}: "
             f"set --config.{name} back, or choose another --config.name"
           )
+      check_recording(self.config, self.dir)
     if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
@@ -493,37 +496,6 @@ def env_arguments(config: Config) -> dict:
   completed = base.load(env.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
   return args | {"max_steps": env.max_steps, "options": vars(completed)}
-
-
-def read_conditions(config: Config) -> dict[str, object]:
-  """Return what the episodes of an untrained policy depend on, beside the policy.
-
-  Returns:
-    Values as in JSON, by the names of settings: those of the environment and the
-    models, today's prices, and the prompts.
-  """
-  conditions = {}
-  for name, value in flatten(config).items():
-    is_changeable = f"{name}.".startswith(CHANGEABLE)
-    if name.startswith(("env.", "models.")) and not is_changeable:
-      conditions[name] = value
-  conditions["models.prices"] = prices_of(config.models)
-  prompt = getattr(base.load(config.env.kind), "system_prompt", "")
-  opening = open_conversation(prompt, Task("", "", "", 1), "")
-  conditions["prompts"] = [*opening, NO_ACTION]
-  return json.loads(json.dumps(conditions, default=vars))
-
-
-def adopt_episodes(config: Config, store: Store) -> None:
-  """Copy tasks and episodes from the run that --config.reuse names to a new store.
-
-  The episodes are the trials and samples that no trained policy plays.
-
-  Raises:
-    ValueError: the other run has other conditions, or no episodes to copy.
-  """
-  seeds = [FIRST_SEED[purpose] // SEEDS for purpose in UNTRAINED]
-  store.adopt(Path(config.reuse), read_conditions(config), seeds)
 
 
 def _open_mesh(config: Config) -> Mesh:

@@ -62,6 +62,7 @@ def read_damaged_recording(tmp: Path, content: bytes) -> None:
 
 
 EMPTY = gzip.compress(b"[]")
+FORMAT_ALONE = gzip.compress(b'{"format": "baar_jax recording 1", "models": []}')
 CASES = [
   (
     "cannot read the recording TMP/file.gz (it is none): restore it, or make it with...",
@@ -69,6 +70,11 @@ CASES = [
     EMPTY,
   ),
   ("...end-of-stream...", read_damaged_recording, EMPTY[:-8]),
+  (
+    "...(its first line lacks functions, max_completion_tokens)...",
+    read_damaged_recording,
+    FORMAT_ALONE,
+  ),
   (
     "...has other models: set --config.models.names=\"('a', 'b')\"",
     functools.partial(ask_recorded, models="ab"),

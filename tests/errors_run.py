@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
+import tickets
 import tiny
 from errors_config import command
 from report_store import BOUNDARIES, config, fill, specs
@@ -14,6 +15,7 @@ from baar_jax import run as run_file
 from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs import engines
 from baar_jax.envs.appworld.adapter import AppWorld
+from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.report import frontier
 from baar_jax.report.table import load_split
@@ -120,6 +122,15 @@ def change_prompts(config: Config) -> None:
   path.write_text(path.read_text().replace("Action:", "Do:"))
 
 
+def change_recording(tmp: Path) -> None:
+  config = tickets.configure(tmp)
+  for trials in (1, 2):
+    tickets.record(config, (), trials)
+    read_recording.cache_clear()
+    with closing(Run(config)) as run:
+      run.tasks("train")
+
+
 def differ(tmp: Path) -> None:
   # Two processes would need two interpreters; their exchange is simulated.
   first = Config()
@@ -213,6 +224,7 @@ CASES = [
     lambda config: vars(config.env).update(max_steps=9),
   ),
   ("--config.reuse=TMP/tiny was played with other prompts...", reuse, change_prompts),
+  ("TMP/tiny was played with another state of the recording TMP...", change_recording),
   ("the processes have different --config.seed: start all...", differ),
   (
     "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')...name the cheapest first...",

@@ -10,7 +10,7 @@ from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import read_recording, write_recording
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.run import env_arguments, open_pair
-from tools import anchor, record
+from tools import record
 
 
 def answer(request):
@@ -26,7 +26,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
   out = config.models.recording
 
   def run(trials):
-    return record.main((config, out, trials, 2))
+    return record.main(record.Command(config, Path(out), trials, 2))
 
   with StandIn(answer).running() as server:
     config.models.base_urls = (server.url,)
@@ -52,7 +52,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
     assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
     config.models.temperature = 0.7
-    anchor.main((config, out, 2, 2))
+    assert record.main(record.Command(config, Path(out), 2, 2, again=True)) == 0
   # SMALL's failed try is in the conversation. It repeats itself, there and anew.
   assert len(server.seen) == 96 + 12 * 2
   assert server.seen[-1]["messages"][2]["content"] == answer({"model": "small"})

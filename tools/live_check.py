@@ -2,13 +2,16 @@
 
     python -m tools.live_check --recorded=runs/code --config=configs/code.py \\
       --config.name=live --config.env.test_tasks=24 --config.evaluate.seeds=1 \\
-      --config.models.kind=chat --config.models.base_urls=... --config.max_usd=1
+      --config.models.kind=chat --config.models.base_urls=... --config.max_usd=1 \\
+      --config.env.processes=1 --config.env.live_per_process=8
 
 The policies are always-LARGE, First-Large under the middle cap, and the default router
-of the finished run that --recorded names. Its score at a ticket is the mean over all
-evaluation seeds. Brackets are 95 % intervals over tickets.
+of the finished run that --recorded names, with its first training seed. The recorded
+score of a ticket is the mean over this router's evaluation seeds. Brackets are 95 %
+intervals over tickets.
 """
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,11 @@ import pandas as pd
 from absl import app, flags
 
 import main
-from baar_jax.config import Config
+from baar_jax.config import Config, require
+from baar_jax.flags import fail
 from baar_jax.open import Loader
 from baar_jax.rivals.families import list_specs
+from baar_jax.rollout.budget import CapReached
 from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE, Planned, list_evaluation
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
@@ -51,13 +56,9 @@ def describe(values: pd.Series) -> str:
   return f"{values.mean():.5f} [{low:.5f}, {high:.5f}]"
 
 
-def check(command: tuple[Config, str]) -> None:
+def check(live: Run, recorded: Run) -> None:
   """Play what is missing, and print live minus recorded for each policy."""
-  live = Run(command[0])
-  directory = Path(RECORDED.value)
-  config = read_config(directory)
-  config.runs = str(directory.parent)
-  recorded = Run(config)
+  config = recorded.config
   choice = choose_on_dev(recorded.store, list_specs(config), config)
   calls = config.evaluate.call_budgets
   first = PolicySpec(FIRST_LARGE, cap=Cap(calls=calls[len(calls) // 2]))
@@ -68,13 +69,34 @@ def check(command: tuple[Config, str]) -> None:
       source = run.source
       loader = Loader(recorded.files(), source.live_episodes, source.pair, run.store)
       tables.append(play(run, spec, loader, tickets))
-    differences = (tables[0] - tables[1]).apply(describe)
+    # A ticket whose live episode was left out counts nowhere.
+    differences = (tables[0] - tables[1]).dropna().apply(describe)
     shown = pd.DataFrame({"live": tables[0].mean(), "recorded": tables[1].mean()})
     print(f"{spec.key}, {len(tickets)} tickets")
     print(shown.assign(difference=differences).to_string())
-  for run in (live, recorded):
-    run.close()
+
+
+def start(command: tuple[Config, str]) -> int:
+  """Open both runs and check; a mistake ends with one line."""
+  config, _ = command
+  directory = Path(RECORDED.value)
+  try:
+    main.validate(config)
+    require(config.models.kind == "chat", "config.models.kind", "chat")
+    require(config.max_usd > 0, "config.max_usd", "above 0")
+    stored = read_config(directory)
+    if not stored or not stored.value.updates or not stored.evaluate.call_budgets:
+      raise ValueError(f"{directory} has no run with value heads and caps on calls")
+    stored.runs = str(directory.parent)
+    with (
+      contextlib.closing(Run(config)) as live,
+      contextlib.closing(Run(stored)) as recorded,
+    ):
+      check(live, recorded)
+  except (ValueError, OSError, CapReached) as error:
+    return fail(error)
+  return 0
 
 
 if __name__ == "__main__":
-  app.run(check, flags_parser=main.parse)
+  app.run(start, flags_parser=main.parse)

@@ -6,6 +6,10 @@
 It asks for all that the configured tickets need, trial by trial. From then on every run
 with --config.models.kind=recorded --config.models.recording=FILE is free. The same
 command goes on after a stop; what was paid for is in the file or in the run's ledger.
+
+With --again, and another --config.name, it asks both models once more for functions
+that SMALL failed, now in the conversation with SMALL's failed try, and compares that
+with the finished recording, in which each try is a new conversation.
 """
 
 import concurrent.futures
@@ -15,13 +19,17 @@ import datetime
 import fcntl
 import functools
 import hashlib
+import itertools
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
+import pandas as pd
 from absl import app, flags, logging
 from tqdm import tqdm
 
@@ -31,6 +39,7 @@ from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import (
   FORMAT,
   TRIES,
+  Code,
   Function,
   Node,
   Recording,
@@ -41,13 +50,19 @@ from baar_jax.envs.code.adapter import (
   run_tests,
   write_recording,
 )
-from baar_jax.episode import SPLITS, Task, Usage
+from baar_jax.episode import SMALL, SPLITS, Reply, Task, Usage
 from baar_jax.flags import fail, read_flags
 from baar_jax.llms.chat import ChatAgent, ChatPair
-from baar_jax.llms.history import NoAnswer, open_conversation, parse_action
+from baar_jax.llms.history import (
+  Messages,
+  NoAnswer,
+  extend,
+  open_conversation,
+  parse_action,
+)
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.provider import check_models, endpoints
+from baar_jax.llms.provider import Endpoint, check_models, endpoints
 from baar_jax.rollout.budget import CapReached, DollarBudget, reserve
 from baar_jax.run import env_arguments
 
@@ -57,12 +72,35 @@ SAVE_S = 60.0  # Seconds between two writings of the file.
 ASSUMED = Usage(330, 0, 120)
 FAILED_SHARE = 0.6
 CALL_S = 4.0
+AGAIN = 120  # The most functions that --again asks for.
+
+
+class Command(NamedTuple):
+  """Hold a command line.
+
+  Attributes:
+    config: the configuration.
+    out: the file of the recording.
+    trials: the trials of each function.
+    in_flight: the most calls in flight of each model.
+    again: whether to compare one conversation with new ones.
+  """
+
+  config: Config
+  out: Path
+  trials: int
+  in_flight: int
+  again: bool = False
+
+
+# An agent's conversation begins with the function, so its task is not told.
+NO_TASK = Task("", "", "", TRIES)
 
 
 class Recorder:
   """Record every missing node of some functions."""
 
-  def __init__(self, config: Config, env: object, out: Path):
+  def __init__(self, config: Config, env: Code, out: Path):
     """Open the recording, the ledger and the models.
 
     Args:
@@ -91,13 +129,12 @@ class Recorder:
     self.reserve = functools.partial(reserve, None, budget)
     self._lock = threading.Lock()
     self._saved_s = time.monotonic()
-    self.save()  # A file that cannot be written is noticed before any call.
 
   @contextlib.contextmanager
   def open_pools(
     self, in_flight: int
   ) -> Iterator[list[concurrent.futures.ThreadPoolExecutor]]:
-    """Yield the threads of each model's calls; afterwards stop calls, and save.
+    """Yield the threads of each model's calls; afterwards stop and close all.
 
     Args:
       in_flight: the most calls in flight of each model.
@@ -111,7 +148,6 @@ class Recorder:
       self.pair.stop()
       for pool in pools:
         pool.shutdown(cancel_futures=True)
-      self.save()
       self.pair.close()
 
   def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> None:
@@ -122,7 +158,10 @@ class Recorder:
       trials: the number of trials.
       in_flight: the most calls in flight of each model.
     """
-    with self.open_pools(in_flight) as pools:
+    self.save()  # A file that cannot be written is noticed before any call.
+    with contextlib.ExitStack() as stack:
+      stack.callback(self.save)
+      pools = stack.enter_context(self.open_pools(in_flight))
 
       def submit(function: Function, path: str, failure: str) -> set:
         """Ask each model for its try after a sequence of models."""
@@ -170,17 +209,10 @@ class Recorder:
     """
     if node := self.recording.nodes.get((function.id, trial, path)):
       return function, node
-    # Each sequence of models has a task, and so a draw, of its own.
-    task = Task(f"{function.id} {path}", function.split, "", TRIES)
-    model = self.pair.models[int(path[-1])]
-    agent = ChatAgent(model, task, trial, self.reserve)
     prompt = function.prompt(failure)
-    messages = open_conversation(self.env.system_prompt, task, prompt, prompt)
-    reply = agent.reply(messages, len(path) - 1)
-    code = parse_action(reply.text, code=True) or ""
-    results = self.recording.results.get((function.id, hash_text(code)))
-    if results is None:
-      results = run_tests(code, function.tests, not self.env.options.trusted)
+    messages = open_conversation(self.env.system_prompt, NO_TASK, prompt, prompt)
+    # Each sequence of models has a task, and so a draw, of its own.
+    reply, code, results = self.try_once(function, trial, path, messages)
     usage = reply.call.usage
     node = Node(
       function.id,
@@ -202,6 +234,81 @@ class Recorder:
         self._saved_s = time.monotonic()
         write_recording(self.out, self.recording)
     return function, node
+
+  def try_once(
+    self, function: Function, trial: int, name: str, messages: Messages
+  ) -> tuple[Reply, str, Sequence[str]]:
+    """Ask the model that a name ends with, and run the function's tests.
+
+    Args:
+      function: the function.
+      trial: number of the trial.
+      name: names the draw of the reply; its last digit is the index of the model.
+      messages: the conversation.
+
+    Returns:
+      The reply, its code ("" if it has none), and the result of `run_tests`.
+    """
+    task = Task(f"{function.id} {name}", function.split, "", TRIES)
+    agent = ChatAgent(self.pair.models[int(name[-1])], task, trial, self.reserve)
+    reply = agent.reply(messages, 0)
+    code = parse_action(reply.text, code=True) or ""
+    results = self.recording.results.get((function.id, hash_text(code)))
+    if results is None:
+      results = run_tests(code, function.tests, not self.env.options.trusted)
+    return reply, code, results
+
+  def ask_again(self, function: Function, model: int) -> dict[str, object]:
+    """Ask a model for another try in the conversation of SMALL's failed one.
+
+    Returns:
+      The model's name; whether the function is solved and whether the code is the
+      failed one, in the same conversation, and in a new one as recorded.
+    """
+    failed = self.recording.nodes[function.id, 0, f"{SMALL}"]
+    anew = self.recording.nodes[function.id, 0, f"{SMALL}{model}"]
+    prompt = function.prompt()
+    messages = open_conversation(self.env.system_prompt, NO_TASK, prompt, prompt)
+    extend(messages, failed.reply, failed.observation)
+    _, code, results = self.try_once(function, 0, f"again {model}", messages)
+    return {
+      "model": self.pair.names[model],
+      "solved": not any(results),
+      "solved anew": not anew.observation,
+      "same code": hash_text(code) == failed.code,
+      "same code anew": anew.code == failed.code,
+    }
+
+  def compare_conversations(
+    self, wanted: Sequence[Function], in_flight: int
+  ) -> pd.DataFrame:
+    """Compare a second try in one conversation with one in a new conversation.
+
+    Args:
+      wanted: the functions; the first `AGAIN` that SMALL failed in the first trial are
+        asked for.
+      in_flight: the most calls in flight of each model.
+
+    Returns:
+      The shares of each model, and their numbers of functions; see `ask_again`.
+
+    Raises:
+      ValueError: the first trial is not recorded.
+    """
+    nodes = self.recording.nodes
+    failed = []
+    for function in wanted:
+      if not self.recording.is_complete(function.id, 0):
+        raise ValueError(f"{function.id} is not recorded: leave out --again first")
+      if nodes[function.id, 0, f"{SMALL}"].observation:
+        failed.append(function)
+    parts = []
+    with self.open_pools(in_flight) as pools:
+      for model, pool in enumerate(pools):
+        parts.append(pool.map(self.ask_again, failed[:AGAIN], itertools.repeat(model)))
+      count = len(pools) * len(failed[:AGAIN])
+      rows = [*tqdm(itertools.chain(*parts), total=count, unit="reply")]
+    return pd.DataFrame(rows).groupby("model").agg(["mean", "count"])
 
   def save(self) -> None:
     """Write the file."""
@@ -241,7 +348,7 @@ def open_recording(config: Config, env: object, out: Path) -> Recording:
   return Recording(header, {}, {})
 
 
-def describe_server(endpoint: object) -> dict[str, str]:
+def describe_server(endpoint: Endpoint) -> dict[str, str]:
   """Return what a llama.cpp server tells of itself; {} for other servers.
 
   Returns:
@@ -261,7 +368,7 @@ def describe_server(endpoint: object) -> dict[str, str]:
   return {"build": build, "file": path.name, "sha256": digest}
 
 
-def list_all(env: object) -> list[Function]:
+def list_all(env: Code) -> list[Function]:
   """Return all functions of an environment."""
   functions = []
   for split in env.functions.values():
@@ -269,17 +376,18 @@ def list_all(env: object) -> list[Function]:
   return functions
 
 
-def list_wanted(env: object) -> list[Function]:
+def list_wanted(env: Code) -> list[Function]:
   """Return the functions of the configured tickets, each once.
 
   The splits are interleaved, so that a part of a trial has a part of each split.
   """
-  tickets = []
+  place_of = {}
   for split in SPLITS:
     listed = env.tasks(split)
-    tickets += [(place / len(listed), task.id) for place, task in enumerate(listed)]
+    for number, task in enumerate(listed):
+      place_of[task.id] = number / len(listed)
   wanted = {}
-  for _, task_id in sorted(tickets):
+  for task_id in sorted(place_of, key=place_of.get):
     for function in deal(env.functions, task_id):
       wanted[function.id] = function
   return [*wanted.values()]
@@ -301,10 +409,10 @@ def estimate(config: Config, calls: float, in_flight: int) -> str:
   return f"about {calls:,.0f} more calls, ${usd:.2f} and {hours:.1f} hours"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(command: Command) -> int:
   """Record what is missing; see this file's docstring."""
   logging.set_verbosity(logging.WARNING)
-  config, out, trials, in_flight = argv
+  config, out, trials, in_flight, again = command
   try:
     program.validate(config)
     require(config.env.kind == "code", "config.env.kind", "code")
@@ -313,9 +421,9 @@ def main(argv: Sequence[str]) -> int:
     models = len(config.models.names)
     calls = len(wanted) * trials * models * (1 + FAILED_SHARE * models)
     if config.dry_run:
-      if Path(out).exists():
+      if out.exists():
         ids = {function.id for function in wanted}
-        for id_, trial, _ in open_recording(config, env, Path(out)).nodes:
+        for id_, trial, _ in open_recording(config, env, out).nodes:
           calls -= id_ in ids and trial < trials
       print(f"dry run: {len(wanted)} functions, {estimate(config, calls, in_flight)}")
       return 0
@@ -324,27 +432,32 @@ def main(argv: Sequence[str]) -> int:
       row.input or row.output for row in prices_of(config.models)
     ):
       raise ValueError("set --config.max_usd to the most dollars to spend")
-    Recorder(config, env, Path(out)).record(wanted, trials, in_flight)
+    recorder = Recorder(config, env, out)
+    if again:
+      print(recorder.compare_conversations(wanted, in_flight).to_string())
+    else:
+      recorder.record(wanted, trials, in_flight)
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; raise it and go on", file=sys.stderr)
     return 3
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, NoAnswer, sqlite3.Error) as error:
     return fail(error)
   return 0
 
 
-def parse(argv: Sequence[str]) -> tuple[Config, str, int, int]:
+def parse(argv: Sequence[str]) -> Command:
   """Read the configuration and the flags from a command line."""
   out = flags.DEFINE_string("out", None, "The file of the recording.", required=True)
   trials = flags.DEFINE_integer("trials", 3, "Trials of each function.", 1)
   in_flight = flags.DEFINE_integer("in_flight", 8, "Calls in flight per model.", 1)
+  again = flags.DEFINE_bool("again", False, "Compare one conversation with new ones.")
   try:
-    usual = program.load_config("code.py")
+    usual = program.load_config("configs/code.py")
     config = read_flags(argv, usual, flags.FLAGS, program.load_config)
   except ValueError as error:
     sys.exit(fail(error))
   config.models.kind = "chat"
-  return config, out.value, trials.value, in_flight.value
+  return Command(config, Path(out.value), trials.value, in_flight.value, again.value)
 
 
 if __name__ == "__main__":

@@ -421,7 +421,7 @@ class ChatAgent(Agent):
       messages: the prompt.
       request: hash of the request.
       draw: names the random draw of the reply. Each attempt sends a seed of its own,
-        so that a server which heeds seeds does not repeat a reply without text.
+        so that an endpoint which heeds seeds does not repeat a reply without text.
       bound_usd: the worst case of one attempt.
 
     Raises:

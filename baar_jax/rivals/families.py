@@ -296,9 +296,9 @@ def _list_each(specs: Iterable[PolicySpec]) -> Iterator[Points]:
 def _list_foresight(config: Config, name: str) -> Iterator[Points]:
   """Yield a policy of foresight for each mu, and for each cap on calls."""
   if config.models.kind == RECORDED:
-    known = PolicySpec(name, cap_conditioned=True)
-    free = [dataclasses.replace(known, mu=mu) for mu in FORESIGHT_WEIGHTS]
-    yield Points(free, (known,), usd=False)
+    capped = PolicySpec(name, cap_conditioned=True)
+    free = [dataclasses.replace(capped, mu=mu) for mu in FORESIGHT_WEIGHTS]
+    yield Points(free, (capped,), usd=False)
 
 
 LEARNS_BOPO = OnPolicy(bopo.bopo, losses.bopo_loss)

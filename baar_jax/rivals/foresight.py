@@ -132,10 +132,10 @@ class Foresight:
         trials = [drawn[place]]
       elif spec.family == KNOWS_FUNCTION:
         trials = [trial for trial in self._trials if trial != drawn[place]]
-      known = self._find([ids[place]], trials, path)
+      outcomes = self._find([ids[place]], trials, path)
       if spec.family == KNOWS_FUNCTION:
-        known.append(rates)
-      return average(known) if known else rates
+        outcomes.append(rates)
+      return average(outcomes) if outcomes else rates
 
     mu = (spec.mu or 0.0) / (self._unit_usd or 1.0)  # Models may be free.
     return find_best(chances, len(ids), len(self._prices), mu)

@@ -15,9 +15,9 @@ from baar_jax.open import load_profiles
 from baar_jax.paper.references import split_by_profile
 from baar_jax.rivals import families
 from baar_jax.rollout import jobs
+from baar_jax.rollout.conditions import adopt_episodes
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.run import adopt_episodes
 from baar_jax.store import Store, read_config
 
 # The next numbers are assumed if a run has no stored episodes (our choice). STEPS

@@ -227,11 +227,17 @@ class Recording:
     """Count the trials to draw from: those that all functions have, but at least 1."""
     functions = {function for function, _, _ in self.nodes}
     count = 1
-    while functions and all(self._is_complete(name, count) for name in functions):
+    while functions and all(self.is_complete(name, count) for name in functions):
       count += 1
     return count
 
-  def _is_complete(self, function: str, trial: int) -> bool:
+  @property
+  def digest(self) -> str:
+    """Return a hash of all that may be drawn."""
+    drawn = [key for key in sorted(self.nodes) if key[1] < self.trials]
+    return hash_text(*([*map(str, key), self.nodes[key].code] for key in drawn))
+
+  def is_complete(self, function: str, trial: int) -> bool:
     """Tell whether a trial of a function has each try of each model."""
     models = range(len(self.header["models"]))
     for first in models:
