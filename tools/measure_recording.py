@@ -69,7 +69,7 @@ def measure(tries: pd.DataFrame) -> dict[str, str]:
     trials = solved[path].unstack().dropna()
     n = trials.shape[1]
     count = trials.sum(axis=1)
-    if n > 1:
+    if n > 1 and len(trials):
       pairs = count * (count - 1) + (n - count) * (n - count - 1)
       figures[f"two trials of {path} agree"] = describe(pairs / (n * (n - 1)))
   return figures
