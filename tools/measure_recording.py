@@ -86,16 +86,19 @@ def read_features(tries: pd.DataFrame) -> dict[str, np.ndarray]:
   words = pd.DataFrame.from_dict(counts, "index").fillna(0.0)
   weighted = np.log1p(words) * np.log(len(words) / (words > 0).sum())
   text = weighted.div(np.linalg.norm(weighted, axis=1), axis=0).loc[tries.function]
+  sizes = np.log([len(functions[name].text) for name in tries.function])
+  length = 3 * (sizes - sizes.mean())[:, None] / sizes.std()
   first = tries[tries.path == "0"].set_index(["function", "trial"]).end
   ends = first.reindex(pd.MultiIndex.from_frame(tries[["function", "trial"]]))
   kind = pd.get_dummies(tries.function.str.rpartition("-")[0]).to_numpy(float)
-  both = np.hstack([text, kind])
+  told = np.hstack([text, kind, length])
   end = pd.get_dummies(ends.to_numpy()).to_numpy(float)
   return {
     "kind": kind,
-    "text": text.to_numpy(),
-    "text and kind": both,
-    "these and SMALL's first try": np.hstack([both, end]),
+    "words": text.to_numpy(),
+    "length of the text": length,
+    "all three": told,
+    "these and SMALL's first try": np.hstack([told, end]),
   }
 
 
