@@ -22,13 +22,16 @@ PENALTY = 3.0  # of the weights of a prediction
 
 
 def read_tries(recording: Recording) -> pd.DataFrame:
-  """Return a row for each node: function, trial, path, end, solved, repeated.
+  """Return a row for each node of complete trials.
 
+  The columns are function, trial, path, end, solved and repeated.
   The end is how the first failed test ended, in two words; "" after a success. A second
   try is repeated if it has exactly the code of the first one.
   """
   rows = []
   for node in recording.nodes.values():
+    if node.trial >= recording.trials:
+      continue
     first = recording.nodes[node.function, node.trial, node.path[0]]
     failed = next(filter(None, node.results), "")
     rows.append(
