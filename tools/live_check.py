@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import app, flags, logging
 
 import main
 from baar_jax.config import Config, require
@@ -78,6 +78,7 @@ def check(live: Run, recorded: Run) -> None:
 
 def start(command: tuple[Config, str]) -> int:
   """Open both runs and check; a mistake ends with one line."""
+  logging.set_verbosity(logging.WARNING)
   config, _ = command
   directory = Path(RECORDED.value)
   try:
