@@ -14,7 +14,6 @@ intervals over tickets.
 import contextlib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from absl import app, flags, logging
 
@@ -29,9 +28,9 @@ from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import read_config
+from tools.measure_recording import describe
 
 RECORDED = flags.DEFINE_string("recorded", "runs/code", "Directory of the run.")
-DRAWS = 1000  # of tickets, for intervals
 
 
 def play(
@@ -42,18 +41,9 @@ def play(
   jobs = list_evaluation(run.config, tasks, "test")
   rows = []
   for episode in run.source.episodes(spec.key, [Planned(spec, jobs)], loader.build):
-    usd = sum(step.cost_usd for step in episode.steps)
-    calls = sum(step.model > 0 for step in episode.steps)
-    rows.append((episode.task_id, episode.score, usd, calls))
+    rows.append((episode.task_id, episode.score, episode.cost_usd, episode.large_calls))
   columns = ["ticket", "score", "usd", "large"]
   return pd.DataFrame(rows, columns=columns).groupby("ticket").mean()
-
-
-def describe(values: pd.Series) -> str:
-  """Return a mean over tickets, with its interval."""
-  draws = np.random.default_rng(0).choice(values, (DRAWS, len(values))).mean(axis=1)
-  low, high = np.percentile(draws, [2.5, 97.5])
-  return f"{values.mean():.5f} [{low:.5f}, {high:.5f}]"
 
 
 def check(live: Run, recorded: Run) -> None:
@@ -70,7 +60,7 @@ def check(live: Run, recorded: Run) -> None:
       loader = Loader(recorded.files(), source.live_episodes, source.pair, run.store)
       tables.append(play(run, spec, loader, tickets))
     # A ticket whose live episode was left out counts nowhere.
-    differences = (tables[0] - tables[1]).dropna().apply(describe)
+    differences = (tables[0] - tables[1]).dropna().apply(describe, digits=5)
     shown = pd.DataFrame({"live": tables[0].mean(), "recorded": tables[1].mean()})
     print(f"{spec.key}, {len(tickets)} tickets")
     print(shown.assign(difference=differences).to_string())

@@ -47,13 +47,14 @@ def read_tries(recording: Recording) -> pd.DataFrame:
   return pd.DataFrame(rows)
 
 
-def describe(values: pd.Series) -> str:
-  """Return a mean with its interval; the index has the level "function"."""
-  sums = values.groupby("function").agg(["sum", "count"]).to_numpy()
+def describe(values: pd.Series, digits: int = 3) -> str:
+  """Return a mean with its 95 % interval, resampling the first level of the index."""
+  sums = values.groupby(level=0).agg(["sum", "count"]).to_numpy()
   drawn = np.random.default_rng(0).integers(0, len(sums), (DRAWS, len(sums)))
   total, count = sums[drawn].sum(axis=1).T
   low, high = np.percentile(total / count, [2.5, 97.5])
-  return f"{values.mean():.3f} [{low:.3f}, {high:.3f}] of {len(values)}"
+  shown = [f"{value:.{digits}f}" for value in (values.mean(), low, high)]
+  return f"{shown[0]} [{shown[1]}, {shown[2]}] of {len(values)}"
 
 
 def measure(tries: pd.DataFrame) -> dict[str, str]:

@@ -316,7 +316,7 @@ class Recorder:
       write_recording(self.out, self.recording)
 
 
-def open_recording(config: Config, env: object, out: Path) -> Recording:
+def open_recording(config: Config, env: Code, out: Path) -> Recording:
   """Read the recording that is to be continued, or begin one.
 
   Raises:

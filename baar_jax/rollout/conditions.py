@@ -60,7 +60,7 @@ def check_recording(config: Config, directory: Path) -> None:
   """
   if config.models.kind == RECORDED:
     before = json.loads((directory / CONDITIONS).read_text()).get("recording")
-    if before != read_conditions(config)["recording"]:
+    if before != read_recording(config.models.recording).digest:
       raise ValueError(
         f"{directory} was played with another state of the recording "
         f"{config.models.recording}: choose another --config.name"
