@@ -32,8 +32,7 @@ class HandErrors(DifficultyErrors):
   ABILITY = (0.5, 2.5)
   ROUTINE = (0.2, 0.1)
   WRONG = 0.4
-  GROWTH = 2.0
-  MOST = 3
+  GROWTH = (4.0, 3.0)
 
 
 # The difficulty is 1 + (0.8 + 0.6) / sqrt(2) - 0.5 = 1.49, plus the model's own luck. "on" is too
@@ -49,31 +48,29 @@ EFFECTS = {
 
 
 @pytest.mark.parametrize(
-  "model, past_errors, odds",
+  "model, failed, odds",
   [
-    (SMALL, 2, math.exp(1.49 + 0.3 - 0.5) * 4),
-    (LARGE, 3, math.exp(1.49 - 0.2 - 2.5) * 8),
-    (LARGE, 9, math.exp(1.49 - 0.2 - 2.5) * 8),
+    (SMALL, False, math.exp(1.49 + 0.3 - 0.5)),
+    (SMALL, True, math.exp(1.49 + 0.3 - 0.5) * 4),
+    (LARGE, True, math.exp(1.49 - 0.2 - 2.5) * 3),
   ],
 )
-def test_error_odds_grow_with_difficulty_and_errors(
-  monkeypatch, model, past_errors, odds
+def test_error_odds_grow_with_difficulty_and_a_failed_try(
+  monkeypatch, model, failed, odds
 ):
   monkeypatch.setattr(base, "draw_effect", EFFECTS.__getitem__)
-  lapse = HandErrors().lapse(model, "find-plant/3", critical(2), past_errors)
+  lapse = HandErrors().lapse(model, "find-plant/3", critical(2), failed)
   assert lapse.rate == pytest.approx(odds / (1 + odds), abs=1e-3)
   assert lapse.wrong == 0.4
 
 
-# After one error the odds of 1 to 9 are 2 to 9.
-@pytest.mark.parametrize(
-  "model, past_errors, rate", [(SMALL, 0, 0.2), (LARGE, 1, 2 / 11)]
-)
-def test_routine_steps_and_recoveries_have_no_difficulty(model, past_errors, rate):
+@pytest.mark.parametrize("model, rate", [(SMALL, 0.2), (LARGE, 0.1)])
+@pytest.mark.parametrize("failed", [False, True])
+def test_routine_steps_and_recoveries_have_no_difficulty(model, rate, failed):
   routine = Oracle("look around", 3, False, False)
   recovery = Oracle("undo", 3, True, True)
   for oracle in (routine, recovery):
-    lapse = HandErrors().lapse(model, "t", oracle, past_errors)
+    lapse = HandErrors().lapse(model, "t", oracle, failed)
     assert lapse == Lapse(pytest.approx(rate), 0.0)
 
 
@@ -99,9 +96,9 @@ class Room(Env):
 
 
 def always(rate=1.0, wrong=0.0):
-  """Make error rates that grow by a tenth with each error."""
+  """Make error rates that are a tenth higher after a failed try at the same step."""
   errors = DifficultyErrors()
-  errors.lapse = lambda model, task, oracle, past: Lapse(rate + past / 10, wrong)
+  errors.lapse = lambda model, task, oracle, failed: Lapse(rate + failed / 10, wrong)
   return errors
 
 
@@ -177,17 +174,18 @@ def test_each_model_draws_its_own_errors():
   assert small[is_right[0].index(False)].split()[0] in ("wrong", "wasted")
 
 
-def rate_of(agent, step):
-  return agent._find_lapse(critical(5), step).rate
+def rate_of(agent, step, position=5):
+  return agent._find_lapse(critical(position), step).rate
 
 
-def test_errors_of_either_model_raise_the_next_rate():
+def test_a_failed_try_of_either_model_raises_the_next_rate_at_the_same_step():
   small, large = agents(always(wrong=1.0))
   assert rate_of(small, 0) == 1.0
   assert actions_of(small, [0]) == ["wrong t|0|0|0"]
   # The error at step 0 counts from step 1 on.
   assert rate_of(large, 0) == 1.0
   assert rate_of(large, 1) == 1.1
+  assert rate_of(large, 1, position=6) == 1.0
   small.reply([], 1)
   # LARGE acts in place of SMALL, without an error: SMALL's proposal does not count.
   large._errors = always(rate=-1.0)

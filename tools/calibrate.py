@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas
 from absl import app
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import StratifiedGroupKFold, cross_val_score
 
 import main
 from baar_jax.config import Config
@@ -93,7 +95,7 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
     pattern: finds the type of a task in its id.
 
   Returns:
-    The area under the ROC curve.
+    The area under the ROC curve, its mean over the folds.
   """
   alive = [episode for episode in episodes if len(episode.steps) > step]
   types = [re.search(pattern, episode.task_id)[0] for episode in alive]
@@ -103,17 +105,15 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
     score_E = [episode.steps[step - 1].score or 0.0 for episode in alive]
     facts = (x_ExF, flaws_ExSx2.sum(axis=1), flaws_ExSx2[:, -1], score_E)
     x_ExF = np.column_stack(facts)
-  solved_E = np.array([episode.success for episode in alive])
-  fold_E = np.unique([e.task_id for e in alive], return_inverse=True)[1] % 5
-  guess_E = np.zeros(len(alive))
-  for fold in range(5):
-    fitted_E = fold_E != fold
-    # Without its mean, or a fold of many successes would be guessed too low.
-    target_E = solved_E[fitted_E] - solved_E[fitted_E].mean()
-    weight_F = np.linalg.lstsq(x_ExF[fitted_E], target_E)[0]
-    guess_E[~fitted_E] = x_ExF[~fitted_E] @ weight_F
-  gap = guess_E[solved_E][:, None] - guess_E[~solved_E]
-  return (1 + np.sign(gap).mean()) / 2
+  folds = StratifiedGroupKFold(5)
+  return cross_val_score(
+    RidgeClassifier(),
+    x_ExF,
+    [episode.success for episode in alive],
+    groups=[episode.task_id for episode in alive],
+    cv=folds,
+    scoring="roc_auc",
+  ).mean()
 
 
 def show(command: tuple[Config, str]) -> None:

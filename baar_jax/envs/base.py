@@ -88,24 +88,23 @@ class Errors:
 class DifficultyErrors(Errors):
   """Error rates that depend on the difficulty of each critical step.
 
-  The odds of an error at a critical step are exp(difficulty - ability). Each error of
-  the episode so far raises the odds, for all models. The numbers below apply to
+  The odds of an error at a critical step are exp(difficulty - ability). A failed try at
+  a critical step raises the odds of all later tries at it. The numbers below apply to
   ScienceWorld and to a user's environment.
 
   Attributes:
     ABILITY: ability of SMALL and LARGE.
     ROUTINE: error rates at a routine step, or a step that undoes a mistake.
     WRONG: share of wrong actions in errors at critical steps.
-    GROWTH: each earlier error of the episode multiplies the odds by this factor.
-    MOST: the number of earlier errors that count at most.
+    GROWTH: factors of SMALL's and LARGE's odds at a critical step after a failed try at
+      it, by any model.
     TYPE: a regular expression that finds the type of a task in the task's id.
   """
 
   ABILITY = (-0.5, 1.0)
   ROUTINE = (0.14, 0.03)
   WRONG = 0.5
-  GROWTH = 1.15
-  MOST = 6
+  GROWTH = (13.0, 5.4)
   TYPE = "[^/_]+"
 
   def difficulty(self, model: int, task_id: str, oracle: Oracle) -> float:
@@ -129,7 +128,7 @@ class DifficultyErrors(Errors):
     )
 
   def lapse(
-    self, model: int, task_id: str, oracle: Oracle, past_errors: int = 0
+    self, model: int, task_id: str, oracle: Oracle, failed: bool = False
   ) -> Lapse:
     """Compute how a model may err at the expert's next step.
 
@@ -137,7 +136,7 @@ class DifficultyErrors(Errors):
       model: the model's index by price.
       task_id: the task of the episode.
       oracle: the expert's next step.
-      past_errors: number of errors of this episode so far, of all models.
+      failed: whether a try at this step has failed before in the episode.
     """
     rate = self.between(self.ROUTINE, model)
     odds = rate / (1 - rate)
@@ -145,8 +144,9 @@ class DifficultyErrors(Errors):
     if oracle.critical and not oracle.recovering:
       difficulty = self.difficulty(model, task_id, oracle)
       odds = math.exp(difficulty - self.between(self.ABILITY, model))
+      if failed:
+        odds *= self.between(self.GROWTH, model)
       wrong = self.WRONG
-    odds *= self.GROWTH ** min(past_errors, self.MOST)
     return Lapse(odds / (1 + odds), wrong)
 
 

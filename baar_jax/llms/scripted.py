@@ -33,7 +33,7 @@ class ScriptedPair:
   """The scripted models of a run.
 
   A reply depends only on the task, the seed, the step, the model, the environment's
-  state, and the number of errors so far.
+  state, and the tries that failed at the expert's next step so far.
   """
 
   def __init__(
@@ -58,9 +58,9 @@ class ScriptedPair:
   ) -> list["ScriptedAgent"]:
     """Start one scripted agent for each model in an episode."""
     account = Account(self._billing, reserve)
-    erred = {}
+    failed = {}
     return [
-      ScriptedAgent(model, account, self._errors, env, task, seed, erred)
+      ScriptedAgent(model, account, self._errors, env, task, seed, failed)
       for model in range(len(self.names))
     ]
 
@@ -191,8 +191,8 @@ class ScriptedAgent(Agent):
   """One scripted model during one episode.
 
   Attributes:
-    _erred: whether the model that acted erred, for each step. All agents of an episode
-      share this dict.
+    _failed: for each step the position of the expert's plan at which the model that
+      acted erred, or None. All agents of an episode share this dict.
   """
 
   _model: int
@@ -201,12 +201,14 @@ class ScriptedAgent(Agent):
   _env: Env
   _task: Task
   _seed: int
-  _erred: dict[int, bool]
+  _failed: dict[int, int | None]
 
   def _find_lapse(self, oracle: Oracle, step: int) -> Lapse:
-    """Look up the model's error rates at a step, after the errors of earlier steps."""
-    past_errors = sum(erred for at, erred in self._erred.items() if at < step)
-    return self._errors.lapse(self._model, self._task.id, oracle, past_errors)
+    """Look up the model's error rates at a step, after the failed tries at it."""
+    failed = any(
+      at < step and position == oracle.position for at, position in self._failed.items()
+    )
+    return self._errors.lapse(self._model, self._task.id, oracle, failed)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""
@@ -215,18 +217,18 @@ class ScriptedAgent(Agent):
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Reply at a step, and record whether the reply is an error."""
-    text, is_error = self._compose(step)
+    text, failed = self._compose(step)
     reply = Reply(text, self._account.pay(self._model, messages, text, step))
     # The error of a rejected proposal of a cascade does not count, because the reply of
     # the model that acts overwrites the proposal's entry.
-    self._erred[step] = is_error
+    self._failed[step] = failed
     return reply
 
-  def _compose(self, step: int) -> tuple[str, bool]:
+  def _compose(self, step: int) -> tuple[str, int | None]:
     """Write the reply at a step, with an error at the model's error rates.
 
     Returns:
-      The text of the reply, and whether it is an error.
+      The text of the reply, and the position of the expert's plan if it is an error.
     """
     oracle = self._env.oracle()
     lapse = self._find_lapse(oracle, step)
@@ -234,11 +236,12 @@ class ScriptedAgent(Agent):
     key = f"{self._task.id}|{self._seed}|{step}|{self._model}"
     draw = random.Random(key)
     action = oracle.action
-    is_error = draw.random() < lapse.rate
-    if is_error:
+    failed = None
+    if draw.random() < lapse.rate:
       kind = "wrong" if draw.random() < lapse.wrong else "wasted"
       action = self._env.mistake(kind, key)
-    return write_reply(THOUGHT, action, self._env.code_actions), is_error
+      failed = oracle.position
+    return write_reply(THOUGHT, action, self._env.code_actions), failed
 
 
 @dataclasses.dataclass(eq=False)

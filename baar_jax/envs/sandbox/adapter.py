@@ -32,7 +32,7 @@ class SandboxErrors(Errors):
   CRITICAL = (0.80, 0.5), (0.10, 0.3)
 
   def lapse(
-    self, model: int, task_id: str, oracle: Oracle, past_errors: int = 0
+    self, model: int, task_id: str, oracle: Oracle, failed: bool = False
   ) -> Lapse:
     """Compute the chances that a model errs at a lock.
 
@@ -43,7 +43,7 @@ class SandboxErrors(Errors):
       model: the model's index by price.
       task_id: not used.
       oracle: the expert's step; its `critical` is false only at a plain lock.
-      past_errors: not used.
+      failed: not used.
     """
     rates = self.CRITICAL if oracle.critical else self.PLAIN
     return Lapse(*(self.between(ends, model) for ends in zip(*rates)))
