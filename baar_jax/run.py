@@ -472,10 +472,10 @@ def open_pair(config: Config, path: Path) -> Pair:
   if models.kind == "scripted":
     return ScriptedPair(models, base.load(config.env.kind))
   if models.kind == RECORDED:
+    from baar_jax.envs.code.adapter import read_functions
     from baar_jax.llms.recorded import RecordedPair
 
-    functions = base.make(config.env.kind, env_arguments(config)["options"]).functions
-    return RecordedPair(models, [*itertools.chain(*functions.values())])
+    return RecordedPair(models, read_functions(config.env.options.get("data", "")))
   # Other runs start faster without the client of API models.
   from baar_jax.llms.chat import ChatPair
 

@@ -52,7 +52,7 @@ def ask_recorded(tmp: Path, trials: int = 1, **header: object) -> None:
   config = tickets.configure(tmp)
   tickets.record(config, (), trials, **header)
   (agent, _) = open_pair(config, tmp).start(None, job().task, 0, unlimited)
-  (function, *_) = make("code", config.env.options).functions["train"]
+  (function, *_) = make("code", config.env.options).functions
   agent.bound_usd([{"content": function.prompt()}], 0)
 
 

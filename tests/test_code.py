@@ -1,6 +1,5 @@
 """Test tickets of functions: their walk, the tests of agents' code, and its wall."""
 
-import itertools
 import socket
 from collections import Counter
 
@@ -109,9 +108,8 @@ MBPP = (
 def test_a_problem_of_mbpp_is_read_by_its_number(tmp_path):
   path = tmp_path / "mbpp"
   path.write_text("".join(MBPP % number for number in (10, 11, 510, 511, 601)))
-  functions = read_functions(str(path))
-  assert [len(functions[split]) for split in ("test", "dev", "train")] == [2, 1, 1]
-  (function,) = functions["train"]
+  function, *others = read_functions(str(path))
+  assert [other.split for other in others] == ["dev", "test", "test"]
   assert (function.id, function.signature) == ("mbpp-601", "def f(x, y = 1) :")
   assert function.shown == ["one = 1\nassert f(one) == 2"]
   assert function.tests == [*function.shown, "one = 1\nassert f(2) == 3"]
@@ -122,8 +120,7 @@ def test_recorded_outcomes_come_again():
   if not path.exists() or not can_confine(None):
     pytest.skip("there is no recording, or bubblewrap cannot be had here")
   nodes = [*read_recording(str(path)).nodes.values()]
-  functions = itertools.chain(*read_functions("").values())
-  tests = {function.id: function.tests for function in functions}
+  tests = {function.id: function.tests for function in read_functions("")}
   for node in nodes[:: len(nodes) // 40 + 1]:
     code = parse_action(node.reply, code=True) or ""
     results = run_tests(code, tests[node.function])

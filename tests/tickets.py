@@ -16,7 +16,6 @@ from baar_jax.envs.code.adapter import (
 )
 from baar_jax.episode import SPLITS
 from baar_jax.llms.history import write_reply
-from tools.record import list_all
 
 # The functions all add one. The second test is no equation.
 ROW = (
@@ -56,7 +55,7 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
     trials: the number of trials.
     header: replaced values of the header.
   """
-  functions = list_all(make("code", config.env.options))
+  functions = make("code", config.env.options).functions
   nodes = {}
   for function, trial, path in itertools.product(functions, range(trials), PATHS):
     key = function.id, trial, path

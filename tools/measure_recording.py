@@ -83,9 +83,7 @@ def measure(tries: pd.DataFrame) -> dict[str, str]:
 
 def read_features(tries: pd.DataFrame) -> dict[str, np.ndarray]:
   """Return what may predict the end of tries, a matrix with their rows for each."""
-  functions = {}
-  for split in read_functions("").values():
-    functions |= {function.id: function for function in split}
+  functions = {function.id: function for function in read_functions("")}
   asked = [functions[name] for name in tries.function]
   words = TfidfVectorizer(sublinear_tf=True, token_pattern="[a-z]+")
   text = words.fit_transform([function.prompt() for function in asked]).toarray()

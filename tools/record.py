@@ -326,7 +326,7 @@ def open_recording(config: Config, env: Code, out: Path) -> Recording:
   header = {
     "format": FORMAT,
     "models": [*models.names],
-    "functions": hash_functions(list_all(env)),
+    "functions": hash_functions(env.functions),
     "temperature": models.temperature,
     "max_completion_tokens": models.max_completion_tokens,
   }
@@ -366,14 +366,6 @@ def describe_server(endpoint: Endpoint) -> dict[str, str]:
     with path.open("rb") as file:
       digest = hashlib.file_digest(file, "sha256").hexdigest()
   return {"build": build, "file": path.name, "sha256": digest}
-
-
-def list_all(env: Code) -> list[Function]:
-  """Return all functions of an environment."""
-  functions = []
-  for split in env.functions.values():
-    functions += split
-  return functions
 
 
 def list_wanted(env: Code) -> list[Function]:

@@ -28,7 +28,7 @@ ERROR_WORDS = re.compile(
 )
 NO_EXPERT = (
   "this environment has no expert, which scripted models need: define oracle() and "
-  "mistake() in its class, or set --config.models.kind=chat"
+  "mistake() in its class, set --config.models.kind=chat, or play configs/quickstart.py"
 )
 
 

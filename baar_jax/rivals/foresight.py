@@ -99,7 +99,7 @@ class Foresight:
     self._prices = prices_of(models)
     self._nodes = recording.nodes
     self._trials = range(recording.trials)
-    train = [function.id for function in self._functions["train"]]
+    train = [row.id for row in self._functions if row.split == "train"]
     find = functools.partial(self._find, train, self._trials)
     self._rates = functools.cache(lambda path: average(find(path)))
     # As if LARGE tried each function of a ticket once.

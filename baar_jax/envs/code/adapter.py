@@ -25,7 +25,7 @@ from pathlib import Path
 
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env, check_size
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Task
 
 RUNNER = Path(__file__).with_name("runner.py")
 FUNCTIONS = Path(__file__).with_name("functions.jsonl")
@@ -91,8 +91,8 @@ class Function:
 
 
 @functools.cache
-def read_functions(path: str) -> dict[str, list[Function]]:
-  """Read the functions of each split, from a file of ours or of MBPP's problems.
+def read_functions(path: str) -> list[Function]:
+  """Read the functions of train, dev and test, from a file of ours or of MBPP.
 
   Args:
     path: the file; "" is our own.
@@ -100,19 +100,19 @@ def read_functions(path: str) -> dict[str, list[Function]]:
   Raises:
     ValueError: the file is missing, or is neither.
   """
-  functions = {split: [] for split in MBPP}
+  functions = []
   try:
     for line in Path(path or FUNCTIONS).read_text("utf-8").splitlines():
       fields = json.loads(line)
       function = read_problem(fields) if "test_list" in fields else read_row(fields)
-      if function.split in functions:
-        functions[function.split].append(function)
+      if function.split in SPLITS:
+        functions.append(function)
   except (OSError, ValueError, LookupError, TypeError) as error:
     raise ValueError(
       f"cannot read functions from {path} ({type(error).__name__}: {error}): set "
       "--config.env.options.data to a file of MBPP's problems, or leave it out"
     ) from None
-  return functions
+  return sorted(functions, key=lambda function: SPLITS.index(function.split))
 
 
 def read_row(fields: dict) -> Function:
@@ -346,8 +346,8 @@ class Code(Env):
     return options
 
   @property
-  def functions(self) -> dict[str, list[Function]]:
-    """Return the functions of each split."""
+  def functions(self) -> list[Function]:
+    """Return the functions of all splits."""
     return read_functions(self.options.data)
 
   def tasks(self, split: str) -> list[Task]:
@@ -356,7 +356,7 @@ class Code(Env):
     Each function is in one ticket. Training functions are shuffled and dealt again, as
     often as the number of tickets needs.
     """
-    tickets = len(self.functions[split]) // TICKET
+    tickets = sum(f.split == split for f in self.functions) // TICKET
     size = self.sizes[split]
     least = 1 if split == "train" else size
     check_size("the file of functions", range(tickets), split, least)
@@ -406,15 +406,15 @@ class Code(Env):
     return self._solved / len(self._functions)
 
 
-def deal(functions: dict[str, list[Function]], task_id: str) -> list[Function]:
+def deal(functions: Iterable[Function], task_id: str) -> list[Function]:
   """Return the functions of a ticket.
 
   Args:
-    functions: the functions of each split.
+    functions: the functions of all splits.
     task_id: the split and the number of the ticket.
   """
   split, _, number = task_id.partition("-")
-  dealt = [*functions[split]]
+  dealt = [function for function in functions if function.split == split]
   turn, place = divmod(int(number), len(dealt) // TICKET)
   random.Random(f"{split}|{turn}").shuffle(dealt)
   return dealt[place * TICKET : (place + 1) * TICKET]
