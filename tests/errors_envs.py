@@ -70,7 +70,7 @@ SKIPPED = "--config.env.options.skip_test_variations=-1"
 CASES = [
   # Envs
   ("...define oracle() and mistake() in its class...", lambda tmp: Env().oracle()),
-  ("...no expert...kind=chat", lambda tmp: Env().mistake("wasted", "key")),
+  ("...no expert...quickstart.py", lambda tmp: Env().mistake("wasted", "key")),
   ("...train.txt has 0 tasks...lower --config.env.train_tasks...", list_appworld_tasks),
   (
     "no.txt is not a list of ids from sciworld_0 to sciworld_4638: download it again",
