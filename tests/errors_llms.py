@@ -12,7 +12,7 @@ import tickets
 from hand import job
 
 from baar_jax.envs.base import make
-from baar_jax.envs.code.adapter import read_recording
+from baar_jax.envs.code.adapter import Code, read_recording
 from baar_jax.episode import Usage
 from baar_jax.llms.history import read_chat
 from baar_jax.llms.ledger import Calls, read_spent
@@ -56,6 +56,14 @@ def ask_recorded(tmp: Path, trials: int = 1, **header: object) -> None:
   agent.bound_usd([{"content": function.prompt()}], 0)
 
 
+def change_instructions(tmp: Path) -> None:
+  """Play a recording after the agents' instructions have changed."""
+  config = tickets.configure(tmp)
+  tickets.record(config, ())
+  with mock.patch.object(Code, "system_prompt", "Write code."):
+    open_pair(config, tmp)
+
+
 def read_damaged_recording(tmp: Path, content: bytes) -> None:
   (tmp / "file.gz").write_bytes(content)
   read_recording(str(tmp / "file.gz"))
@@ -81,7 +89,7 @@ CASES = [
   ),
   ("...has other functions...", functools.partial(ask_recorded, functions="")),
   ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, 0),
-  ("...has another prompt for traina, trial 0, models 0: ...", ask_recorded),
+  ("...has another prompt for deva, trial 0, models 0: ...", change_instructions),
   (
     "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
     "again.",

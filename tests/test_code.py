@@ -9,7 +9,7 @@ import tickets
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import (
   FUNCTIONS,
-  NO_CODE,
+  NO_BLOCK,
   NO_END,
   deal,
   find_place,
@@ -34,7 +34,7 @@ WALK = [
   "It raised TypeError: 'int' object is not subscriptable (2, True) 0.5",
   f"It is not solved. Function 4 of 4. {SHOWN} (3, False) 0.5",
   "The first try failed. It had no code. Function 4 of 4.  "
-  f"An earlier try was wrong. {NO_CODE} (3, True) 0.5",
+  f"An earlier try was wrong. {NO_BLOCK} (3, True) 0.5",
 ]
 
 

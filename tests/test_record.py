@@ -35,7 +35,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     assert len(server.seen) == 12 * (2 + 2)
     # A killed process leaves an older file, and its ledger has all replies.
     older = read_recording.__wrapped__(out)
-    for key in [*older.nodes][::2]:
+    for key in [*older.nodes][25:]:
       del older.nodes[key]
     write_recording(Path(out), older)
     assert run(2) == 0

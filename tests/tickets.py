@@ -11,7 +11,7 @@ from baar_jax.envs.code.adapter import (
   Node,
   Recording,
   hash_functions,
-  hash_text,
+  hash_texts,
   write_recording,
 )
 from baar_jax.episode import SPLITS
@@ -65,9 +65,9 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
     results = ["" if key in solved else "It gave 0."]
     nodes[key] = Node(
       *key,
-      prompt=hash_text(Code.system_prompt, prompt),
+      prompt=hash_texts(Code.system_prompt, prompt),
       reply=write_reply("", action, code=True),
-      code=hash_text(action),
+      code=hash_texts(action),
       prompt_tokens=2084,
       completion_tokens=10,
       results=results,

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import httpx2
 import pandas as pd
@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 import main as program
 from baar_jax.config import Config, require
-from baar_jax.envs.base import make
+from baar_jax.envs.base import EnvDied, make
 from baar_jax.envs.code.adapter import (
   FORMAT,
   TRIES,
@@ -45,7 +45,7 @@ from baar_jax.envs.code.adapter import (
   Recording,
   deal,
   hash_functions,
-  hash_text,
+  hash_texts,
   read_recording,
   run_tests,
   write_recording,
@@ -115,14 +115,8 @@ class Recorder:
     self.out = out
     self.recording = open_recording(config, env, out)
     directory = Path(config.runs) / config.name
-    for folder in (directory, out.parent):
-      folder.mkdir(parents=True, exist_ok=True)
-    # As in a run, two commands must not spend the same dollars twice.
-    self._lock_file = (directory / "lock").open("a")
-    try:
-      fcntl.lockf(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise ValueError(f"another process is using {directory}: wait for it") from None
+    # As in a run, two commands must not spend the same dollars twice, nor write one file.
+    self._locks = [lock(directory / "lock"), lock(Path(f"{out}.lock"))]
     self.pair = ChatPair(config.models, Calls(directory / "episodes.sqlite"))
     spent_usd = read_spent(directory, len(config.models.names)).at_most_usd
     budget = DollarBudget(config.max_usd, spent_usd) if config.max_usd else None
@@ -134,7 +128,10 @@ class Recorder:
   def open_pools(
     self, in_flight: int
   ) -> Iterator[list[concurrent.futures.ThreadPoolExecutor]]:
-    """Yield the threads of each model's calls; afterwards stop and close all.
+    """Yield the threads of each model's calls; afterwards close all.
+
+    After an error calls in flight are stopped. If only the dollars have run out they
+    end, because their dollars are reserved.
 
     Args:
       in_flight: the most calls in flight of each model.
@@ -144,20 +141,28 @@ class Recorder:
       pools.append(concurrent.futures.ThreadPoolExecutor(in_flight))
     try:
       yield pools
-    finally:
+    except CapReached:
+      raise
+    except BaseException:
       self.pair.stop()
+      raise
+    finally:
       for pool in pools:
         pool.shutdown(cancel_futures=True)
       self.pair.close()
 
-  def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> None:
+  def record(self, wanted: Sequence[Function], trials: int, in_flight: int) -> int:
     """Ask for all trials of functions, one trial after the other.
 
     Args:
       wanted: the functions.
       trials: the number of trials.
       in_flight: the most calls in flight of each model.
+
+    Returns:
+      The number of replies that were left out, because a model gave no answer.
     """
+    left_out = 0
     self.save()  # A file that cannot be written is noticed before any call.
     with contextlib.ExitStack() as stack:
       stack.callback(self.save)
@@ -189,12 +194,14 @@ class Recorder:
               try:
                 function, node = future.result()
               except NoAnswer as error:
-                print(f"left out: {error}; run again to ask again", file=sys.stderr)
+                print(f"left out: {error}", file=sys.stderr)
+                left_out += 1
                 continue
               if node.observation and len(node.path) < TRIES:
                 waiting |= submit(function, node.path, node.observation)
             bar.set_postfix_str(f"{len(left)} functions left", refresh=False)
         self.save()
+    return left_out
 
   def ask(
     self, function: Function, trial: int, path: str, failure: str
@@ -214,22 +221,23 @@ class Recorder:
     # Each sequence of models has a task, and so a draw, of its own.
     reply, code, results = self.try_once(function, trial, path, messages)
     usage = reply.call.usage
-    node = Node(
-      function.id,
-      trial,
-      path,
-      hash_text(*(message["content"] for message in messages)),
-      reply.text,
-      hash_text(code),
-      usage.prompt_tokens,
-      usage.completion_tokens,
-      tuple(results),
-      function.describe_failure(results),
-      round(reply.call.latency_s, 3),
-    )
     with self._lock:
-      self.recording.nodes[node.key] = node
-      self.recording.results[function.id, node.code] = node.results
+      # Equal code has one result, also if two models wrote it at the same time.
+      known = self.recording.results.get((function.id, hash_texts(code)), results)
+      node = Node(
+        function=function.id,
+        trial=trial,
+        path=path,
+        prompt=hash_texts(*(message["content"] for message in messages)),
+        reply=reply.text,
+        code=hash_texts(code),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        results=tuple(known),
+        observation=function.describe_failure(known),
+        seconds=round(reply.call.latency_s, 3),
+      )
+      self.recording.add(node)
       if time.monotonic() - self._saved_s > SAVE_S:
         self._saved_s = time.monotonic()
         write_recording(self.out, self.recording)
@@ -253,7 +261,7 @@ class Recorder:
     agent = ChatAgent(self.pair.models[int(name[-1])], task, trial, self.reserve)
     reply = agent.reply(messages, 0)
     code = parse_action(reply.text, code=True) or ""
-    results = self.recording.results.get((function.id, hash_text(code)))
+    results = self.recording.results.get((function.id, hash_texts(code)))
     if results is None:
       results = run_tests(code, function.tests, not self.env.options.trusted)
     return reply, code, results
@@ -275,7 +283,7 @@ class Recorder:
       "model": self.pair.names[model],
       "solved": not any(results),
       "solved anew": not anew.observation,
-      "same code": hash_text(code) == failed.code,
+      "same code": hash_texts(code) == failed.code,
       "same code anew": anew.code == failed.code,
     }
 
@@ -329,7 +337,10 @@ def open_recording(config: Config, env: Code, out: Path) -> Recording:
     "functions": hash_functions(env.functions),
     "temperature": models.temperature,
     "max_completion_tokens": models.max_completion_tokens,
+    "reasoning_effort": models.reasoning_effort,
+    "wall": "none" if env.options.trusted else "bubblewrap",
   }
+  servers = [describe_server(endpoint) for endpoint in endpoints(models)]
   if out.exists():
     recording = read_recording(str(out))
     for name, value in header.items():
@@ -338,12 +349,18 @@ def open_recording(config: Config, env: Code, out: Path) -> Recording:
           f"{out} was recorded with {name}={recording.header.get(name)!r:.80}, not "
           f"{value!r:.80}: give another --out"
         )
+    for name, before, now in zip(models.names, recording.header["servers"], servers):
+      if now and now != before:
+        raise ValueError(
+          f"{out} was recorded with another server or file for {name}: start that one "
+          "again, or give another --out"
+        )
+    recording.check_prompts(env.functions)
     return recording
   header |= {
-    "wall": "none" if env.options.trusted else "bubblewrap",
     "date": datetime.date.today().isoformat(),
     "prices": [dataclasses.astuple(price)[:3] for price in prices_of(models)],
-    "servers": [describe_server(endpoint) for endpoint in endpoints(models)],
+    "servers": servers,
   }
   return Recording(header, {}, {})
 
@@ -385,6 +402,21 @@ def list_wanted(env: Code) -> list[Function]:
   return [*wanted.values()]
 
 
+def lock(path: Path) -> TextIO:
+  """Open a file that no other process may have open, and make its directory.
+
+  Raises:
+    ValueError: another process has it.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  file = path.open("a")
+  try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise ValueError(f"another process is using {path}: wait for its end") from None
+  return file
+
+
 def estimate(config: Config, calls: float, in_flight: int) -> str:
   """Say what calls would cost.
 
@@ -397,6 +429,9 @@ def estimate(config: Config, calls: float, in_flight: int) -> str:
   usd = 0.0
   for price in prices_of(config.models):
     usd += calls / len(config.models.names) * price.cost_usd(ASSUMED)
+  # A machine of one's own answers calls no faster if more of them are in flight.
+  if any(endpoint.is_private for endpoint in endpoints(config.models)):
+    in_flight = 1
   hours = calls * CALL_S / len(config.models.names) / in_flight / 3600
   return f"about {calls:,.0f} more calls, ${usd:.2f} and {hours:.1f} hours"
 
@@ -404,7 +439,10 @@ def estimate(config: Config, calls: float, in_flight: int) -> str:
 def main(command: Command) -> int:
   """Record what is missing; see this file's docstring."""
   logging.set_verbosity(logging.WARNING)
-  config, out, trials, in_flight, again = command
+  config = command.config
+  out = command.out
+  trials = command.trials
+  in_flight = command.in_flight
   try:
     program.validate(config)
     require(config.env.kind == "code", "config.env.kind", "code")
@@ -425,15 +463,20 @@ def main(command: Command) -> int:
     ):
       raise ValueError("set --config.max_usd to the most dollars to spend")
     recorder = Recorder(config, env, out)
-    if again:
+    if command.again:
       print(recorder.compare_conversations(wanted, in_flight).to_string())
-    else:
-      recorder.record(wanted, trials, in_flight)
+    elif left_out := recorder.record(wanted, trials, in_flight):
+      problem = f"{left_out} replies were left out, and their trials will not be played"
+      print(f"{problem}: run again to ask again", file=sys.stderr)
+      return 1
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; raise it and go on", file=sys.stderr)
     return 3
-  except (ValueError, OSError, NoAnswer, sqlite3.Error) as error:
+  except (ValueError, OSError, EnvDied, NoAnswer, sqlite3.Error) as error:
     return fail(error)
+  except KeyboardInterrupt:
+    print("stopped; the same command goes on", file=sys.stderr)
+    return 130
   return 0
 
 

@@ -224,8 +224,8 @@ def environ_of(engine: Engine | None) -> dict[str, str]:
 def confine(engine: Engine | None, data: Path | str, scratch: str) -> list[str]:
   """Return the beginning of a command, which keeps a program from the machine.
 
-  A confined program reads its Python, this package and the data, and nothing else. What
-  it writes stays in memory.
+  A confined program reads its Python, the data and, with an engine, this package, and
+  nothing else. What it writes stays in memory.
 
   Args:
     engine: the engine whose Python runs the program; None is that of this process.
@@ -238,7 +238,7 @@ def confine(engine: Engine | None, data: Path | str, scratch: str) -> list[str]:
   settings = prefix / "pyvenv.cfg"
   if settings.exists():
     base = Path(re.search("home = (.*)", settings.read_text())[1]).parent
-  paths = [*SYSTEM_FILES, prefix, Path(ROOT, "baar_jax")]
+  paths = [*SYSTEM_FILES, prefix, *([Path(ROOT, "baar_jax")] if engine else [])]
   # `base` may be a link to the directory that really has the interpreter.
   for root in (base, python.resolve().parents[1]):
     paths += [root / "bin", root / "lib"]

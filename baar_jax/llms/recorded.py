@@ -10,7 +10,6 @@ from baar_jax.envs.code.adapter import (
   Function,
   Node,
   hash_functions,
-  hash_text,
   read_recording,
 )
 from baar_jax.episode import Reply, Reserve, Task
@@ -30,8 +29,8 @@ class RecordedPair:
       functions: all functions of the environment.
 
     Raises:
-      ValueError: the recording cannot be read, or has other models or functions; or a
-        model has no price.
+      ValueError: the recording cannot be read, or has other models, functions or
+        prompts; or a model has no price.
     """
     self.names = config.names
     self._billing = open_billing(config)
@@ -53,6 +52,7 @@ class RecordedPair:
       )
     if problem:
       raise ValueError(f"the recording {self._path} {problem}")
+    recording.check_prompts(functions)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
@@ -78,7 +78,7 @@ class RecordedPair:
       last: function and path of the last try in this episode.
 
     Raises:
-      ValueError: the recording has no such reply, or one to another conversation.
+      ValueError: the recording has no such reply.
     """
     function = self._id_of.get(messages[-1]["content"])
     if function:
@@ -86,11 +86,9 @@ class RecordedPair:
     function, before = last
     trial = draw_trial(task.id, function, seed, self._trials)
     node = self._nodes.get((function, trial, f"{before}{model}"))
-    prompt = hash_text(*(message["content"] for message in messages))
-    if node is None or node.prompt != prompt:
-      what = "another prompt for" if node else "no reply to"
+    if node is None:
       raise ValueError(
-        f"the recording {self._path} has {what} {function}, trial {trial}, models "
+        f"the recording {self._path} has no reply to {function}, trial {trial}, models "
         f"{before}{model}: record it with python -m tools.record"
       )
     return node

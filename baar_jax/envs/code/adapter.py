@@ -24,10 +24,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from baar_jax.envs import engines
-from baar_jax.envs.base import Env, check_size
+from baar_jax.envs.base import Env, EnvDied, check_size
+from baar_jax.envs.code import runner
 from baar_jax.episode import SPLITS, Task
 
-RUNNER = Path(__file__).with_name("runner.py")
 FUNCTIONS = Path(__file__).with_name("functions.jsonl")
 TICKET = 4  # functions of a ticket
 TRIES = 2  # the most tries at a function
@@ -39,7 +39,7 @@ FORMAT = "baar_jax recording 1"
 # CPU has a lower limit of its own.
 LIMIT_S = 120
 FAILED = "The first try failed."
-NO_CODE = "It had no code: reply with one fenced block that begins with ```python."
+NO_BLOCK = "It had no code: reply with one fenced block that begins with ```python."
 NO_END = "It did not end in time, or it used too much memory."
 
 
@@ -85,7 +85,7 @@ class Function:
     """
     for test, result in zip(self.tests, results):
       if result:
-        what = "" if result == NO_CODE else f" This test failed:\n{test}\n"
+        what = "" if result == NO_BLOCK else f" This test failed:\n{test}\n"
         return f"An earlier try was wrong.{what or ' '}{result}"
     return ""
 
@@ -146,27 +146,39 @@ def run_tests(code: str, tests: Sequence[str], walled: bool = True) -> list[str]
 
   Returns:
     A text for each test: "" if it passed, else what went wrong.
+
+  Raises:
+    EnvDied: the process did not start, so that nothing is known of the code.
   """
   if not code:
-    return [NO_CODE] * len(tests)
+    return [NO_BLOCK] * len(tests)
   # No keys; and sets have one order, so that equal code has equal results.
   environ = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
-  command = [sys.executable, "-s", "-P", "-B", str(RUNNER)]
+  command = [sys.executable, "-s", "-P", "-B", runner.__file__]
   if walled:
     for variable in environ.items():
       command = ["--setenv", *variable, *command]
-    command = engines.confine(None, RUNNER, "/scratch") + command
+    command = engines.confine(None, runner.__file__, "/scratch") + command
   request = json.dumps({"code": code, "tests": tests}).encode()
   try:
+    # What code writes as errors is dropped: it could fill the memory of this process.
     done = subprocess.run(
-      command, input=request, capture_output=True, env=environ, timeout=LIMIT_S
+      command,
+      input=request,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      env=environ,
+      timeout=LIMIT_S,
     )
     output = done.stdout
   except subprocess.TimeoutExpired as error:
     output = error.stdout or b""
+  started, *lines = output.split(b"\n")
+  if started != runner.READY.encode():
+    raise EnvDied("the process of the tests did not start")
   # A process that is killed leaves its last line incomplete, and code may print lines.
   results = []
-  for line in output.split(b"\n")[: len(tests)]:
+  for line in lines[: len(tests)]:
     with contextlib.suppress(ValueError):
       results.append(str(json.loads(line)))
   return [*results, *[NO_END] * (len(tests) - len(results))]
@@ -182,7 +194,7 @@ class Node:
     path: the indices of the models that have tried so far, this one last, such as "01".
     prompt: a hash of the conversation that the model has read.
     reply: the text of the reply.
-    code: a hash of the reply's code; see `hash_text`.
+    code: a hash of the reply's code; see `hash_texts`.
     prompt_tokens: tokens of the conversation, as counted by what ran the model.
     completion_tokens: tokens of the reply.
     results: a text for each test: "" if it passed, else what went wrong.
@@ -234,8 +246,35 @@ class Recording:
   @property
   def digest(self) -> str:
     """Return a hash of all that may be drawn."""
-    drawn = [key for key in sorted(self.nodes) if key[1] < self.trials]
-    return hash_text(*([*map(str, key), self.nodes[key].code] for key in drawn))
+    texts = []
+    for (function, trial, path), node in sorted(self.nodes.items()):
+      if trial < self.trials:
+        texts += [function, str(trial), path, node.code]
+    return hash_texts(*texts)
+
+  def add(self, node: Node) -> None:
+    """Add a node, and the results of its code."""
+    self.nodes[node.key] = node
+    self.results[node.function, node.code] = node.results
+
+  def check_prompts(self, functions: Iterable[Function]) -> None:
+    """Check that the models were asked what they would be asked now.
+
+    Args:
+      functions: all functions of the environment.
+
+    Raises:
+      ValueError: a model was asked something else.
+    """
+    function_of = {function.id: function for function in functions}
+    for (name, trial, path), node in self.nodes.items():
+      before = self.nodes.get((name, trial, path[:-1]))
+      prompt = function_of[name].prompt(before.observation if before else "")
+      if node.prompt != hash_texts(Code.system_prompt, prompt):
+        raise ValueError(
+          f"the recording has another prompt for {name}, trial {trial}, models {path}: "
+          "record again with python -m tools.record"
+        )
 
   def is_complete(self, function: str, trial: int) -> bool:
     """Tell whether a trial of a function has each try of each model."""
@@ -252,10 +291,10 @@ class Recording:
 
 def hash_functions(functions: Iterable[Function]) -> str:
   """Return a short hash of what agents are asked, and of the tests."""
-  return hash_text(*([function.prompt(), *function.tests] for function in functions))
+  return hash_texts(*([function.prompt(), *function.tests] for function in functions))
 
 
-def hash_text(*texts: str | Sequence[str]) -> str:
+def hash_texts(*texts: str | Sequence[str]) -> str:
   """Return a short hash of texts, or of lists of texts."""
   return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
@@ -270,8 +309,6 @@ def read_recording(path: str) -> Recording:
   Raises:
     ValueError: the file is missing, damaged, or something else.
   """
-  nodes = {}
-  results = {}
   file_path = Path(path) if Path(path).exists() else Path(__file__).parent / path
   try:
     with gzip.open(file_path, "rt", encoding="utf-8") as file:
@@ -280,17 +317,17 @@ def read_recording(path: str) -> Recording:
         raise ValueError("it is none")
       if lost := {"models", "functions", "max_completion_tokens"} - header.keys():
         raise ValueError(f"its first line lacks {', '.join(sorted(lost))}")
+      recording = Recording(header, {}, {})
       for line in file:
         fields = json.loads(line)
         node = Node(**fields | {"results": tuple(fields["results"])})
-        nodes[node.key] = node
-        results[node.function, node.code] = node.results
+        recording.add(node)
   except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
     raise ValueError(
       f"cannot read the recording {path} ({error}): restore it, or make it with python "
       "-m tools.record"
     ) from None
-  return Recording(header, nodes, results)
+  return recording
 
 
 def write_recording(path: Path, recording: Recording) -> None:
@@ -380,7 +417,7 @@ class Code(Env):
     function = self._functions[self._place]
     if self.options.recording:
       recording = read_recording(self.options.recording)
-      results = recording.results[function.id, hash_text(action)]
+      results = recording.results[function.id, hash_texts(action)]
     else:
       results = run_tests(action, function.tests, not self.options.trusted)
     failure = function.describe_failure(results)

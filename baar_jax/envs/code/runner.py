@@ -1,7 +1,8 @@
 """Run one function's tests in a process of its own, and print what each brought.
 
 The adapter starts this file as a program. It reads a JSON object with `code` and
-`tests`, and prints a JSON text for each test: "" if it passed, else what went wrong.
+`tests`, and prints `READY`. Then it prints a JSON text for each test: "" if it passed,
+else what went wrong.
 """
 
 import ast
@@ -11,12 +12,14 @@ import re
 import resource
 import sys
 
-# Limits of this process: seconds of CPU, bytes of memory and of a file. Code that needs
-# more fails (our choice).
+READY = '"ready"'  # the first line of the answer
+# Limits of each process: seconds of CPU, bytes of memory and of a file, and processes.
+# Code that needs more fails (our choice).
 LIMITS = {
   resource.RLIMIT_CPU: 2,
   resource.RLIMIT_AS: 1 << 30,
   resource.RLIMIT_FSIZE: 1 << 20,
+  resource.RLIMIT_NPROC: 4096,
 }
 VALUE_CHARS = 160  # A value or a message is cut after this number of characters.
 
@@ -61,6 +64,7 @@ def main() -> None:
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
   for limit, value in LIMITS.items():
     resource.setrlimit(limit, (value, value))
+  print(READY, file=answers, flush=True)
   space = {"__name__": "solution"}
   problem = ""
   try:
