@@ -9,7 +9,7 @@ from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
-from baar_jax.envs.code.adapter import Code, read_functions
+from baar_jax.envs.code.adapter import Code, read_functions, run_tests
 from baar_jax.envs.scienceworld import adapter
 from baar_jax.envs.scienceworld import engine as scienceworld
 
@@ -63,6 +63,12 @@ def find_no_data(tmp: Path) -> None:
     appworld.AppWorld.complete(appworld.Options(f"{tmp}/nowhere"), tmp)
 
 
+def fail_to_confine(tmp: Path) -> None:
+  """Run tests behind a wall that does not start."""
+  with mock.patch.object(engines, "confine", lambda *args: ["false"]):
+    run_tests("def f(x): return x", ["assert f(1) == 1"])
+
+
 MUG = "pick_and_place_simple-Mug-None-Desk-1"
 SHORT = "--config.env.options.short_tasks=7"
 LISTED = adapter.Options(train_ids="no.txt")
@@ -84,6 +90,7 @@ CASES = [
     "cannot read functions from TMP/none (...",
     lambda tmp: read_functions(f"{tmp}/none"),
   ),
+  ("the process of the tests did not start", fail_to_confine),
   # The kind and its options
   ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
   ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),

@@ -14,7 +14,6 @@ from report_store import BOUNDARIES, config, fill, specs
 from baar_jax import run as run_file
 from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs import engines
-from baar_jax.envs.appworld.adapter import AppWorld
 from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.report import frontier
@@ -22,7 +21,7 @@ from baar_jax.report.table import load_split
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_SMALL, Planned
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.run import Run
+from baar_jax.run import Run, env_arguments
 from baar_jax.store import (
   CONDITIONS,
   VERSION,
@@ -140,8 +139,12 @@ def differ(tmp: Path) -> None:
 
 
 def confine(tmp: Path) -> None:
+  """Play tickets live where agents' code cannot be confined."""
+  live = tickets.configure(tmp)
+  live.models.kind = "chat"
+  live.env.options = {}
   with mock.patch.object(engines, "can_confine", lambda engine: False):
-    engines.check_walls(AppWorld.engine)
+    env_arguments(live)
 
 
 def report_unplayed(tmp: Path) -> None:

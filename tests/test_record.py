@@ -1,6 +1,7 @@
 """Test the recording of models at a stand-in server, and that it can be played."""
 
 from pathlib import Path
+from unittest import mock
 
 import tickets
 from hand import HandPolicy, job
@@ -17,6 +18,38 @@ def answer(request):
   """Solve each function as LARGE, and none as SMALL."""
   number = {"small": -1, "large": 1}[request["model"]]
   return f"```python\ndef f(x): return x + {number}\n```"
+
+
+def test_calls_in_flight_at_the_cap_are_recorded(tmp_path, capsys):
+  config = tickets.configure(tmp_path)
+  # SMALL's worst case is about $0.004, and LARGE's ten times as much.
+  config.max_usd = 0.02
+  config.models.kind = "chat"
+  out = Path(config.models.recording)
+  command = record.Command(config, out, 1, 2)
+  with StandIn(answer, latency_s=0.3).running() as server:
+    config.models.base_urls = (server.url,)
+    assert record.main(command) == 3
+    assert "raise it and go on" in capsys.readouterr().err
+    nodes = read_recording.__wrapped__(str(out)).nodes
+    assert {path for _, _, path in nodes} == {"0"}
+    assert len(nodes) == len(server.seen) > 0
+
+
+def test_a_reply_that_is_left_out_is_told_and_asked_again(tmp_path, capsys):
+  config = tickets.configure(tmp_path)
+  config.max_usd = 9.0
+  config.models.kind = "chat"
+  command = record.Command(config, Path(config.models.recording), 1, 1)
+  with StandIn(answer, fault=["400 context_length_exceeded"]).running() as server:
+    config.models.base_urls = (server.url,)
+    assert record.main(command) == 1
+    assert "replies left out: 1" in capsys.readouterr().err
+    assert record.main(command) == 0
+    # Another server or file behind the same address is refused.
+    with mock.patch.object(record, "describe_server", lambda _: {"build": "2"}):
+      assert record.main(command) == 2
+    assert "with another server or file for small" in capsys.readouterr().err
 
 
 def test_a_recording_goes_on_and_is_played(tmp_path, capsys):

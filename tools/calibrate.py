@@ -8,6 +8,7 @@ The flags are those of main.py. Each policy plays every training task
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import pandas
@@ -16,9 +17,10 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import StratifiedGroupKFold, cross_val_score
 
 import main
-from baar_jax.config import Config
+from baar_jax.config import Config, require
 from baar_jax.envs.base import ERROR_WORDS, load
 from baar_jax.episode import Episode
+from baar_jax.flags import fail
 from baar_jax.rivals.families import FAMILIES
 from baar_jax.rollout.jobs import FIRST_LARGE, Planned, list_profile
 from baar_jax.rollout.rules import RulePolicy
@@ -116,13 +118,17 @@ def predict(episodes: Sequence[Episode], step: int, pattern: str) -> float:
   ).mean()
 
 
-def show(command: tuple[Config, str]) -> None:
+def show(command: tuple[Config, str]) -> int:
   """Print the figures of a configuration's environment."""
   config, _ = command
   config.name += "-calibration"
-  run = Run(config)
-  print(pandas.Series(measure(run)))
-  run.close()
+  try:
+    require(config.env.kind in SHARES, "config.env.kind", f"one of {', '.join(SHARES)}")
+    with closing(Run(config)) as run:
+      print(pandas.Series(measure(run)))
+  except (ValueError, OSError) as error:
+    return fail(error)
+  return 0
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ def check(live: Run, recorded: Run) -> None:
       loader = Loader(recorded.files(), source.live_episodes, source.pair, run.store)
       tables.append(play(run, spec, loader, tickets))
     # A ticket whose live episode was left out counts nowhere.
-    differences = (tables[0] - tables[1]).dropna().apply(describe, digits=5)
-    shown = pd.DataFrame({"live": tables[0].mean(), "recorded": tables[1].mean()})
-    print(f"{spec.key}, {len(tickets)} tickets")
+    now, before = tables[0].align(tables[1], join="inner")
+    shown = pd.DataFrame({"live": now.mean(), "recorded": before.mean()})
+    differences = (now - before).apply(describe, digits=5)
+    print(f"{spec.key}, {len(now)} tickets")
     print(shown.assign(difference=differences).to_string())
 
 

@@ -92,13 +92,13 @@ def read_features(tries: pd.DataFrame) -> dict[str, np.ndarray]:
   first = tries[tries.path == "0"].set_index(["function", "trial"]).end
   ends = first.reindex(pd.MultiIndex.from_frame(tries[["function", "trial"]]))
   end = pd.get_dummies(ends.to_numpy()).to_numpy(float)
-  told = np.hstack([text, kind, length])
+  before = np.hstack([text, kind, length])
   return {
     "kind": kind,
     "words": text,
     "length of the text": length,
-    "all three": told,
-    "these and SMALL's first try": np.hstack([told, end]),
+    "all three": before,
+    "these and SMALL's first try": np.hstack([before, end]),
   }
 
 

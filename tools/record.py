@@ -310,12 +310,13 @@ class Recorder:
         raise ValueError(f"{function.id} is not recorded: leave out --again first")
       if nodes[function.id, 0, f"{SMALL}"].observation:
         failed.append(function)
-    parts = []
+    answers = []
     with self.open_pools(in_flight) as pools:
       for model, pool in enumerate(pools):
-        parts.append(pool.map(self.ask_again, failed[:AGAIN], itertools.repeat(model)))
+        asked = pool.map(self.ask_again, failed[:AGAIN], itertools.repeat(model))
+        answers.append(asked)
       count = len(pools) * len(failed[:AGAIN])
-      rows = [*tqdm(itertools.chain(*parts), total=count, unit="reply")]
+      rows = [*tqdm(itertools.chain(*answers), total=count, unit="reply")]
     return pd.DataFrame(rows).groupby("model").agg(["mean", "count"])
 
   def save(self) -> None:
@@ -466,7 +467,7 @@ def main(command: Command) -> int:
     if command.again:
       print(recorder.compare_conversations(wanted, in_flight).to_string())
     elif left_out := recorder.record(wanted, trials, in_flight):
-      problem = f"{left_out} replies were left out, and their trials will not be played"
+      problem = f"replies left out: {left_out}; their trials are not played"
       print(f"{problem}: run again to ask again", file=sys.stderr)
       return 1
   except CapReached as cap:

@@ -231,8 +231,9 @@ class PricedModel:
     A call that is in flight at midnight may cost today's or tomorrow's price.
     """
     prices = self.price, prices_of(self.config, days=1)[self.config_index]
-    tokens = prompt_tokens, completion_tokens
-    return max(price.worst_case_usd(*tokens) for price in prices)
+    return max(
+      price.worst_case_usd(prompt_tokens, completion_tokens) for price in prices
+    )
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:

@@ -7,7 +7,7 @@ from baar_jax.config import RECORDED, SEEDS, Config
 from baar_jax.envs import base
 from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import Task
-from baar_jax.llms.history import NO_ACTION, open_conversation
+from baar_jax.llms.history import NO_ACTION, NO_CODE, open_conversation
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.specs import FIRST_SEED, UNTRAINED
 from baar_jax.store import CHANGEABLE, CONDITIONS, Store, flatten
@@ -26,9 +26,11 @@ def read_conditions(config: Config) -> dict[str, object]:
     if name.startswith(("env.", "models.")) and not is_changeable:
       conditions[name] = value
   conditions["models.prices"] = prices_of(config.models)
-  prompt = getattr(base.load(config.env.kind), "system_prompt", "")
+  env = base.load(config.env.kind)
+  prompt = getattr(env, "system_prompt", "")
   opening = open_conversation(prompt, Task("", "", "", 1), "")
-  conditions["prompts"] = [*opening, NO_ACTION]
+  remark = NO_CODE if env.code_actions else NO_ACTION
+  conditions["prompts"] = [*opening, remark]
   if config.models.kind == RECORDED:
     conditions["recording"] = read_recording(config.models.recording).digest
   return json.loads(json.dumps(conditions, default=vars))
