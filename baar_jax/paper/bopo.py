@@ -5,8 +5,10 @@ one gradient step on all of them, and yields what it did.
 
 What is left out of the paper and of GRPO, and why:
 
-1. Ratios other than 1: each rollout batch is used for one step, before which the router
-   is the one that sampled it. So the gradient of Eq. 8 is that of A * log pi.
+1. Ratios other than 1: a rollout batch is used for one step only, and the router before
+   this step has sampled it. So the gradient of Eq. 8 is that of A * log pi. The
+   log-probabilities of live decisions, which in bfloat16 differ by hundredths from
+   those of training, only show in the log.
 2. The ratio's clip: it would never act. Ratios per decision and clips are in
    rivals/vanilla.py, where episodes wait for their step.
 3. Estimates of the KL: a decision is between a few models, so the sum is exact.
