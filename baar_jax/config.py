@@ -27,7 +27,6 @@ CostWeight = Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)]
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
 VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
 Width = Annotated[int, Field(gt=0, le=1000)]
-Clip = Annotated[float, Field(ge=0, le=1e6)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 PriceRow = Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)]
@@ -337,15 +336,12 @@ class BoPOConfig:
     reference_guided: Whether the baseline is at least the reference's reward. False
       uses the group's mean reward only (the ablation no-reference).
     kl_beta: Weight of the KL divergence from the SFT router in the loss.
-    ratio_level: Unit of the probability ratio: "trajectory" (paper) or "decision".
-    clip: Distances below and above 1 at which the probability ratio is clipped; ()
-      never clips (paper).
     learning_rate: Learning rate of AdamW.
     last_rate: Learning rate after the last gradient step, as a share of
       `learning_rate`. It falls to this share by a cosine; 1 is a constant rate.
-    updates: Number of updates. Each plays one rollout batch and learns from it.
+    updates: Number of updates. Each plays one rollout batch and takes one gradient step
+      on it.
     tasks_per_update: Number of tasks per rollout batch.
-    epochs: Number of training passes over each rollout batch.
     vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
       are BoPO's.
   """
@@ -361,13 +357,10 @@ class BoPOConfig:
   advantage_clip: float = positive(5.0, 1e12)
   reference_guided: bool = True
   kl_beta: float = not_negative(0.04, 100)
-  ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
-  clip: tuple[()] | tuple[Clip, Clip] = ()
   learning_rate: float = positive(1e-6, 1)
   last_rate: float = Field(1.0, ge=0, le=1)
   updates: int = positive(100, 3000)
   tasks_per_update: int = positive(8, 100_000)
-  epochs: int = positive(1, 1000)
   vanilla_learning_rate: float = positive(1e-6, 1)
 
 

@@ -23,7 +23,7 @@ from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer
 from baar_jax.llms.prices import open_billing, prices_of
 from baar_jax.mesh import split_parameters
-from baar_jax.paper.bopo import Learner, count_all_steps
+from baar_jax.paper.bopo import Learner
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rivals import families
 from baar_jax.rivals.families import FAMILIES, OnPolicy
@@ -279,13 +279,13 @@ def open_learner(
   else:
     start = load_initial(files, encoder)
   loss = functools.partial(learns.loss, config.bopo)
-  optimizer = bopo_optimizer(config.bopo, count_all_steps(config.bopo, len(tasks)))
+  optimizer = bopo_optimizer(config.bopo)
   trainer = Trainer(start, encoder, loss, optimizer, files.mesh)
   anchor = None
   if learns.anchored:
     anchor = ShardedRouter(start, encoder, files.mesh)
   batcher = Batcher(config, encoder, tasks, SAMPLED)
-  return Learner(config.bopo, trainer, batcher, anchor, rows, config.seed)
+  return Learner(config.bopo, trainer, batcher, anchor, rows)
 
 
 def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:

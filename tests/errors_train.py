@@ -15,7 +15,7 @@ from baar_jax import open
 from baar_jax.config import BoPOConfig, Config
 from baar_jax.learn.batches import draw_batches
 from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
-from baar_jax.paper import bopo, losses, references, rewards
+from baar_jax.paper import bopo, references, rewards
 from baar_jax.rollout.jobs import Planned
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.stages import collect
@@ -102,11 +102,7 @@ CASES = [
     "--config.bopo.r_hard=0.0",
     "--config.baselines.ablations=('no-hard-bonus',)",
   ),
-  # Functions of losses and rewards, called with wrong values.
-  (
-    "ratio_level is 'token'; use 'trajectory' or 'decision'",
-    lambda tmp: losses.policy_loss(*[jnp.ones((1, 2))] * 4, "token"),
-  ),
+  # Functions of rewards, called with wrong values.
   (
     "got no trials...at least one of always-SMALL and one of always-LARGE",
     lambda tmp: rewards.difficulty([True], []),

@@ -103,15 +103,13 @@ def play(task_id, seed, models, logps=()):
 
 
 class TableRouter:
-  """Learn a table of logits: learner, batcher, trainer and source in one object."""
+  """Learn a table of logits: the learner and the source in one object."""
 
-  seed = 0
   act = None  # `episodes` samples from the table itself.
 
   def __init__(self, config, sign):
     self.config = config
     self.sign = sign
-    self.batcher = self.trainer = self
     self.logits_NxA = np.zeros((10, 2), np.float32)
     self.draw = np.random.default_rng(0)
     self.gradient = jax.jit(jax.grad(self.loss))
@@ -130,28 +128,21 @@ class TableRouter:
     first = 2 * [*WORLD].index(task_id)
     return [first, first + 1]
 
-  def micro_batches(self, episodes, adv_B):
+  def learn(self, rated):
+    episodes, advantages = zip(*rated)
     state_BxS = np.array([self.states(e.task_id) for e in episodes])
     action_BxS = np.array([[step.model for step in e.steps] for e in episodes])
     logp_BxS = np.array([[step.logp for step in e.steps] for e in episodes])
-    adv_B = self.sign * adv_B
-    uniform_BxSxA = np.zeros((*state_BxS.shape, 2))
     mask_BxS = state_BxS >= 0
-    return [Batch(state_BxS, action_BxS, logp_BxS, mask_BxS, adv_B, uniform_BxSxA)]
-
-  def fill(self, batch, log_ratio_BxS):
-    return batch
-
-  def compare(self, batch):
-    return batch.logp_BxS
+    labels = action_BxS, logp_BxS, mask_BxS, self.sign * np.array(advantages)
+    totals = len(episodes), mask_BxS.sum()
+    uniform_BxSxA = np.zeros((*state_BxS.shape, 2))
+    batch = Batch(state_BxS, *labels, *totals, uniform_BxSxA)
+    self.logits_NxA -= 2.0 * np.array(self.gradient(self.logits_NxA, batch))
+    return {}
 
   def loss(self, logits_NxA, batch):
-    terms = losses.bopo_loss(self.config, logits_NxA[batch.inputs], batch).values()
-    return sum(term.weight * term.share * term.values.mean for term in terms)
-
-  def step(self, batches):
-    self.logits_NxA -= 2.0 * np.array(self.gradient(self.logits_NxA, *batches))
-    return {}
+    return losses.bopo_loss(self.config, logits_NxA[batch.inputs], batch)["loss"]
 
 
 @pytest.mark.parametrize("sign", [1, -1])

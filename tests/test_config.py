@@ -71,11 +71,8 @@ def test_paper_settings_have_the_papers_values(name):
     group_size=8,
     reference_guided=True,
     kl_beta=0.04,
-    ratio_level="trajectory",
-    clip=(),
     learning_rate=1e-6,
     last_rate=1,
-    epochs=1,
   )
   assert c.bopo == bopo
   assert (c.evaluate.call_budgets, c.evaluate.seeds) == ((5, 10, 15), 3)
@@ -91,7 +88,7 @@ KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)
 # Fields, and values that each of them refuses.
 BAD = {
   "name": ("..", "a/b", "a\n"),
-  "env.kind router.view bopo.ratio_level models.kind": ("poem", "poem.py"),
+  "env.kind router.view models.kind": ("poem", "poem.py"),
   "env.options": ({3: 1},),
   "models.names": (("", "m"),),
   "models.prices": (((1, 1, 1), (1, 1)), ((math.nan,) * 3,) * 2),

@@ -1,12 +1,11 @@
-"""Check losses and their gradients against sums worked out by hand."""
-
-import itertools
-from functools import partial
+"""Check losses and their gradients: sums worked out by hand, Eq. 8 in NumPy, torch's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden import make_bopo
+from scipy import special
 
 from baar_jax.config import BoPOConfig
 from baar_jax.learn.batches import Batch
@@ -15,10 +14,9 @@ from baar_jax.paper import losses
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
 
-def run(loss, *arrays, **options):
-  """Compile a loss with its options, and return its value and gradient."""
-  gradient = jax.value_and_grad(partial(loss, **options))
-  return jax.jit(gradient)(*map(jnp.asarray, arrays))
+def run(loss, *arrays):
+  """Compile a loss, and return its value and gradient."""
+  return jax.jit(jax.value_and_grad(loss))(*map(jnp.asarray, arrays))
 
 
 def f32(values):
@@ -44,65 +42,22 @@ def test_sft_loss_is_the_mean_cross_entropy():
   assert run(losses.sft_loss, np.log(P), ACTION, np.zeros_like(MASK))[0] == 0
 
 
-TRAJECTORY = {"ratio_level": "trajectory"}
-DECISION = {"ratio_level": "decision"}
-LOW = {"clip_low": 0.2}
-HIGH = {"clip_high": 0.28}
-# Ratios pi / pi_old of two episodes with 2 and 3 decisions; 0 is padding.
-RATIO = [[2.0, 0.5, 0], [1.5, 1.0, 0.5]]
-ALONE = [[0, 0], [0, 1.0]]
-PAIR = [[2.0], [0.5]]
-
-
-@pytest.mark.parametrize(
-  "options, ratio, adv, gain, slope",
-  [
-    # ratios of episodes: 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2
-    (TRAJECTORY, RATIO, (1, -2), (1.0, -1.5), [[1, 1, 0], [-1.5, -1.5, -1.5]]),
-    # means of ratios: 2.5 / 2 = 1.25 and 3 / 3 = 1; gains 1.25 * 1 and 1 * -2
-    # slopes: ratio * adv / decisions, so 2 / 2 and 0.5 / 2, -3 / 3, -2 / 3 and -1 / 3
-    (DECISION, RATIO, (1, -2), (1.25, -2.0), [[1, 0.25, 0], [-1, -2 / 3, -1 / 3]]),
-    # adv 1: min(2, 1.28) = 1.28 and min(0.5, 0.8) = 0.5, mean 0.89
-    # adv -2: min(-3, -2.56) = -3, min(-2, -2) = -2, min(-1, -1.6) = -1.6, mean -2.2
-    (
-      DECISION | LOW | HIGH,
-      RATIO,
-      (1, -2),
-      (0.89, -2.2),
-      [[0, 0.25, 0], [-1, -2 / 3, 0]],
-    ),
-    # Each ratio is within 1.28, their product 1.25 * 1.2 = 1.5 is not; 0.5 is clipped for adv < 0.
-    (
-      TRAJECTORY | LOW | HIGH,
-      [[1.25, 1.2], [0.5, 1]],
-      (1, -1),
-      (1.28, -0.8),
-      [[0] * 2] * 2,
-    ),
-    # The first episode has no decisions. The second has ratio 1; its gain is divided by 2.
-    (TRAJECTORY, ALONE, (1, -2), (0, -2), [[0, 0], [0, -2]]),
-    (DECISION, ALONE, (1, -2), (0, -2), [[0, 0], [0, -2]]),
-    # One clip: the other end is free. The case of two clips has the other signs.
-    (TRAJECTORY | LOW, PAIR, (1, -1), (2.0, -0.8), [[2.0], [0]]),
-    (DECISION | HIGH, PAIR, (1, -1), (1.28, -0.5), [[0], [-0.5]]),
-  ],
-)
-def test_policy_loss_by_hand(options, ratio, adv, gain, slope):
-  """The slopes are derivatives of the gains by the log-probability of each decision."""
-  mask = f32(ratio) > 0
-  old = -0.1 * np.arange(1, mask.size + 1, dtype=np.float32).reshape(mask.shape)
-  now = old + np.log(np.where(mask, f32(ratio), 1.0))
-  # Each column of padding has one pair of garbage values.
-  pairs = f32(list(itertools.product(GARBAGE, GARBAGE))).T[:, None].repeat(2, axis=1)
-  now, old = np.concatenate([[now, old], pairs], axis=2)
-  padded_mask = np.concatenate([mask, np.zeros_like(pairs[0], bool)], axis=1)
-  loss, gradient = run(losses.policy_loss, now, old, f32(adv), padded_mask, **options)
-  np.testing.assert_allclose(loss, -sum(gain) / 2, rtol=1e-5)
-  np.testing.assert_allclose(gradient[:, : mask.shape[1]], -f32(slope) / 2, rtol=1e-5)
-  np.testing.assert_array_equal(gradient[:, mask.shape[1] :], 0)
+@pytest.mark.parametrize("padding", GARBAGE)
+def test_policy_loss_by_hand(padding):
+  """The third episode has no decisions, so it counts as 0 in the mean."""
+  # Ratios 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2. The slopes are those
+  # of the gains by the log-probability of each decision.
+  ratio = f32([[2.0, 0.5, 0], [1.5, 1.0, 0.5], [0, 0, 0]])
+  slope = f32([[1, 1, 0], [-1.5] * 3, [0] * 3])
+  mask = ratio > 0
+  old = np.where(mask, -0.1 * np.arange(1, 10).reshape(3, 3), -padding)
+  now = np.where(mask, old + np.log(np.maximum(ratio, 0.1)), padding)
+  arrays = f32(now), f32(old), f32([1, -2, 7]), mask
+  loss, gradient = run(losses.policy_loss, *arrays)
+  np.testing.assert_allclose(loss, -(1 - 1.5) / 3, rtol=1e-5)
+  np.testing.assert_allclose(gradient, -slope / 3, rtol=1e-5)
   by_advantage = jax.grad(losses.policy_loss, argnums=2)
-  arrays = map(jnp.array, (now, old, f32(adv), padded_mask))
-  np.testing.assert_array_equal(by_advantage(*arrays, **options), 0)
+  np.testing.assert_array_equal(by_advantage(*map(jnp.array, arrays)), 0)
 
 
 @pytest.mark.parametrize("padding", GARBAGE)
@@ -121,26 +76,68 @@ def test_kl_is_exact_and_ignores_padding(padding):
   assert run(losses.exact_kl, logits, reference, np.zeros_like(mask))[0] == 0
 
 
-@pytest.mark.parametrize("padding", GARBAGE)
-def test_bopo_clips_as_configured_and_learns_no_entropy(padding):
+def test_figures_of_the_policy_by_hand():
+  """They are a micro-batch's part of the means of a step with 6 decisions."""
   logits = np.log(P)
-  logits[1, 1] = padding
+  logits[1, 1] = np.nan
   # The ratios are 2 and .625 in the first episode, and 1 in the second.
   old = np.log(f32([[0.4, 0.64], [0.75, 1]]))
-  batch = Batch(*[ACTION] * 2, old, MASK, f32([1, 2]), logits, decision_share=0.25)
-  config = BoPOConfig(ratio_level="decision", clip=(0.2, 0.28))
-
-  def step(logits):
-    terms = losses.bopo_loss(config, logits, batch)
-    term = terms["entropy"]
-    figures = terms["loss"].values.mean, term.values.mean, term.share
-    return term.weight * term.values.mean, figures
-
-  gradient, figures = jax.grad(step, has_aux=True)(logits)
-  # min(2, 1.28) and min(.625, .8); 1 * 2
-  loss = -((1.28 + 0.625) / 2 + 2) / 2
+  batch = Batch(ACTION, ACTION, old, MASK, f32([1, 2]), decisions=6)
+  logp = np.log(f32([[0.8, 0.4], [0.75, 1]]))
+  figures = losses.measure_policy(logits, logp, batch)
   # .8 * .2231436 + .2 * 1.6094379 = .5004024, .6 * .5108256 + .4 * .9162907 = .6730117 and
   # .25 * 1.3862944 + .75 * .2876821 = .5623351; the fourth is padding.
-  entropy = (0.5004024 + 0.6730117 + 0.5623351) / 3
-  np.testing.assert_allclose(figures, (loss, entropy, 0.25), rtol=1e-6)
-  np.testing.assert_array_equal(gradient, 0)
+  entropy = (0.5004024 + 0.6730117 + 0.5623351) / 6
+  log_ratio = (0.6931472 + 0.4700036) / 6
+  expected = {"entropy": entropy, "log_ratio": log_ratio}
+  assert figures == pytest.approx(expected, rel=1e-5)
+
+
+GOLDEN = np.load(make_bopo.FILE)
+GRADIENT = GOLDEN["gradient_BxSxA"]
+
+
+def bopo_loss(logits, batch):
+  config = BoPOConfig(kl_beta=make_bopo.KL_BETA)
+  return losses.bopo_loss(config, logits, batch)["loss"]
+
+
+def differentiate(decisions, size):
+  """Differentiate BoPO's loss by the golden logits, in micro-batches of rows of episodes."""
+  names = "logits_BxSxA", "ref_logits_BxSxA", "action_BxS", "mask_BxS"
+  logits, reference, action, mask = (
+    GOLDEN[name].reshape(-1, decisions, *GOLDEN[name].shape[2:]) for name in names
+  )
+  adv = GOLDEN["adv_B"].repeat(6 // decisions)
+  gradients = []
+  for start in range(0, len(adv), size):
+    b = slice(start, start + size)
+    labels = action[b], action[b], mask[b], adv[b]
+    batch = Batch(None, *labels, 5, mask.sum(), reference[b])
+    gradients.append(jax.grad(bopo_loss)(f32(logits[b]), batch))
+  return np.concatenate(gradients).reshape(5, 6, 3)
+
+
+@pytest.mark.parametrize("decisions, size", [(6, 5), (2, 4), (1, 30)])
+def test_bopo_has_the_gradient_of_torch_on_rows_too(decisions, size):
+  """golden/make_bopo.py computed it from whole episodes, which are rows of 6 decisions."""
+  gradient = differentiate(decisions, size)
+  np.testing.assert_allclose(gradient, GRADIENT, rtol=1e-5, atol=1e-7)
+
+
+def test_bopo_has_the_slope_of_eq_8_in_float64():
+  """The ratio of the objective is one to the router before the step."""
+  start, mask = GOLDEN["logits_BxSxA"], GOLDEN["mask_BxS"]
+  chosen = np.eye(3)[GOLDEN["action_BxS"]] * mask[:, :, None]
+  reference = special.softmax(GOLDEN["ref_logits_BxSxA"], axis=2)
+  direction = np.random.default_rng(1).normal(size=start.shape)
+
+  def objective(size):
+    policy = special.softmax(start + size * direction, axis=2)
+    ratio = policy / special.softmax(start, axis=2)
+    ratio = np.exp((chosen * np.log(ratio)).sum(axis=(1, 2)))
+    kl = special.rel_entr(policy, reference).sum(axis=2)[mask].mean()
+    return (ratio * GOLDEN["adv_B"]).mean() - make_bopo.KL_BETA * kl
+
+  slope = (objective(1e-5) - objective(-1e-5)) / 2e-5
+  assert -(differentiate(6, 5) * direction).sum() == pytest.approx(slope, rel=1e-5)

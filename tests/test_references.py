@@ -6,6 +6,7 @@ import tiny
 from baar_jax.episode import Task
 from baar_jax.paper import references
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
+from baar_jax.report import table
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 
 SMALL, LARGE = BOUNDARY_KEYS
@@ -101,7 +102,7 @@ NEW = profiles_of(
 def test_robustness_compares_new_trials_else_nested_ones(
   base_trials, repeats, expected
 ):
-  rows = references.measure_robustness(BASE, base_trials, repeats)
+  rows = table.measure_robustness(BASE, base_trials, repeats)
   assert [list(row.values()) for row in rows] == expected
 
 

@@ -126,7 +126,7 @@ def test_the_papers_setting_runs_with_a_text_router(tmp_path):
   assert spent.at_most_usd == pytest.approx(billed(server))
   assert cost_usd > spent_usd > 0
   lines = program.metrics(tmp_path).splitlines()
-  ratios = [json.loads(line).get("max_log_ratio", 0) for line in lines]
+  ratios = [json.loads(line).get("log_ratio", 0) for line in lines]
   assert 0 < max(ratios) < 1
   rows = program.results(tmp_path)["hard_budget"]
   families = {row["family"] for row in rows}

@@ -21,14 +21,15 @@ from baar_jax.learn.trainer import (
   bopo_optimizer,
   sft_optimizer,
 )
-from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
+from baar_jax.paper.bopo import Learner, RatedEpisode
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
+from baar_jax.rivals.vanilla import dapo_loss
 from baar_jax.router import qwen2
 from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
-BOPO = BoPOConfig(ratio_level="decision", kl_beta=0.5)
+BOPO = BoPOConfig(kl_beta=0.5)
 # The first step is plain gradient descent, so the parameters show the gradient.
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
@@ -49,7 +50,7 @@ def test_micro_batches_take_the_same_step_as_one_batch():
   for micro in (make_batcher(WHOLE, labels=SAMPLED), make_batcher(2, labels=SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
-    metrics = update_policy(learner, [*map(RatedEpisode, EPISODES, ADV)], 0)
+    metrics = learner.learn([*map(RatedEpisode, EPISODES, ADV)])
     results.append((metrics, copy_of(trainer.state)))
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, *results)
@@ -78,49 +79,32 @@ def test_no_array_has_both_tokens_and_vocabulary():
   assert not any({str(T), str(WHOLE)} & shape for shape in with_vocabulary)
 
 
-def test_the_first_step_in_bf16_is_on_policy(monkeypatch):
+def test_bopo_in_bf16_is_on_policy():
   """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
-  loss = partial(bopo_loss, BOPO)
   encoder = TextEncoder(VIEW)
   encoder.dtype = "bfloat16"
-  trainer = Trainer(draw_model(), encoder, loss, OPTIMIZER)
-  uniform = jax.tree.map(jnp.zeros_like, trainer.state)
+  trainer = Trainer(draw_model(), encoder, partial(bopo_loss, BOPO), OPTIMIZER)
   # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, make_batcher(WHOLE, labels=SAMPLED), trainer)
-  rated = [*map(RatedEpisode, EPISODES, ADV)]
-  assert update_policy(learner, rated, 0)["loss"] == pytest.approx(-0.3, abs=1e-3)
+  metrics = learner.learn([*map(RatedEpisode, EPISODES, ADV)])
+  assert metrics["loss"] == pytest.approx(-0.3, abs=1e-5) and metrics["log_ratio"] > 0.1
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
-  # The recorded log-probabilities are -.3, -.4, ... -.8, those of this router ln .5 = -.6931.
-  trainer.load(copy_of(uniform))
-  assert update_policy(learner, rated, 0)["max_log_ratio"] == pytest.approx(
-    0.39315, abs=1e-5
-  )
-  # Mean ratios .83263, .67494, .87297, .71043 and .78907: the sum of ratio * ADV is 1.26145.
-  trainer.load(uniform)
-  monkeypatch.setattr(trainer, "low_precision", False)
-  loss = update_policy(learner, rated, 0)["loss"]
-  assert loss == pytest.approx(-1.26145 / 5, rel=1e-4)
 
 
-@pytest.mark.parametrize("ratio_level", ["trajectory", "decision"])
-def test_gradients_of_windows_equal_finite_differences(ratio_level, monkeypatch):
-  """12 windows, two in a micro-batch; all but JAX's attention is in float64."""
+def test_gradients_of_windows_equal_finite_differences(monkeypatch):
+  """12 windows, two in a micro-batch; all but JAX's attention is in float64. DAPO's ratio is one
+  to recorded log-probabilities, so its loss has a slope; BoPO's has the same cut."""
   double = SimpleNamespace(**vars(jnp) | {"float32": jnp.float64})
   monkeypatch.setattr(qwen2, "jnp", double)
   encoder = TextEncoder(make_view(view="paper", max_tokens=800))
   encoder.dtype = "float64"
   cut = dataclasses.replace(make_batcher(2, labels=SAMPLED), encoder=encoder)
-  batches = cut.micro_batches(EPISODES[:3])
+  batches = cut.micro_batches(EPISODES[:3], ADV[:3])
   assert {len(batch.inputs.tokens_BxT) for batch in batches} == {2}
-  config = BoPOConfig(ratio_level=ratio_level, kl_beta=0.5, clip=(0.5, 0.5))
-  rated = [*map(RatedEpisode, EPISODES[:3], ADV)]
   with jax.enable_x64(True):
     model = jax.tree.map(lambda x: x.astype("f8"), draw_model())
-    loss = partial(bopo_loss, config)
+    loss = partial(dapo_loss, BOPO)
     trainer = Trainer(model, encoder, loss, optax.sgd(1.0))
-    trainer.low_precision = False
-    anchor = ShardedRouter(draw_model(seed=3), encoder)
-    learner = Learner(config, trainer, cut, anchor)
     start = jax.tree.map(np.array, trainer.params)
     draw = np.random.default_rng(0)
     direction = jax.tree.map(lambda x: draw.normal(size=x.shape), start)
@@ -130,7 +114,7 @@ def test_gradients_of_windows_equal_finite_differences(ratio_level, monkeypatch)
       trainer.params = jax.tree.map(
         lambda x, d: jnp.array(x + size * d), start, direction
       )
-      return update_policy(learner, rated, 0)["loss"]
+      return trainer.step(batches)["loss"]
 
     slope = (learn(1e-3) - learn(-1e-3)) / 2e-3
     learn(0.0)
@@ -171,10 +155,10 @@ def test_learning_rates_clipping_and_weight_decay():
 
 
 def test_the_rate_of_bopo_falls_by_a_cosine_to_its_last_share():
-  config = BoPOConfig(learning_rate=0.6, last_rate=0.2)
-  # Over 4 steps from 0.6 to 0.12: the middle 0.36, at 45 degrees 0.36 + 0.24 * 0.7071.
+  config = BoPOConfig(updates=4, learning_rate=0.6, last_rate=0.2)
+  # Over 4 updates from 0.6 to 0.12: the middle 0.36, at 45 degrees 0.36 + 0.24 * 0.7071.
   expected = [0.6, 0.52971, 0.36, 0.19029, 0.12, 0.12]
-  rates = updates_of(bopo_optimizer(config, 4), [0.5] * 6)
+  rates = updates_of(bopo_optimizer(config), [0.5] * 6)
   np.testing.assert_allclose(-np.array(rates), expected, rtol=1e-4)
-  constant = updates_of(bopo_optimizer(BoPOConfig(learning_rate=0.6), 4), [0.5] * 6)
+  constant = updates_of(bopo_optimizer(BoPOConfig(learning_rate=0.6)), [0.5] * 6)
   np.testing.assert_allclose(constant, -0.6, rtol=1e-4)

@@ -11,7 +11,6 @@ from tiny import episode
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Task
 from baar_jax.learn.batches import Batch
-from baar_jax.paper.bopo import Learner
 from baar_jax.paper.references import Profile
 from baar_jax.rivals import vanilla
 from baar_jax.rollout.jobs import Planned, rollout_spec
@@ -25,13 +24,10 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   mask_BxS = np.array([[1, 1, 0], [1, 1, 1], [0] * 3, [0] * 3], bool)
   unused = np.zeros((4, 3), int)
   adv_B = np.array([2.0, -1.0, 0.0, 0.0])
-  batch = Batch(*[unused] * 2, logp_BxS, mask_BxS, adv_B, episode_share=4 / 7)
+  batch = Batch(*[unused] * 2, logp_BxS, mask_BxS, adv_B, episodes=7)
 
   def step(logits):
-    terms = vanilla.dapo_loss(BoPOConfig(), logits, batch)
-    assert [*terms] == ["loss", "entropy"] and terms["entropy"].weight == 0
-    term = terms["loss"]
-    return term.weight * term.share * term.values.mean
+    return vanilla.dapo_loss(BoPOConfig(), logits, batch)["loss"]
 
   # Each decision has probability .5.
   loss, gradient = jax.value_and_grad(step)(jnp.zeros((4, 3, 2)))
@@ -64,7 +60,7 @@ def test_dapo_keeps_groups_with_successes_and_failures():
   assert rated == [] and metrics["mixed_share"] == 0.0
 
 
-def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):
+def test_full_batches_of_kept_groups_are_learnt_in_order():
   """A batch has two groups of two episodes; odd updates keep one, even ones two."""
 
   def play(title, planned, build):
@@ -76,17 +72,16 @@ def test_full_batches_of_kept_groups_are_learnt_in_order(monkeypatch):
 
   pools = []
 
-  def learn(learner, rated, update):
+  def learn(rated):
     pools.append("".join(str(e.seed) for e, _ in rated))
     return {}
 
-  monkeypatch.setattr(vanilla, "update_policy", learn)
   jobs = [Job(Task("a", "train", "", 9), "rollout", trial) for trial in range(4)]
   rollouts = [Planned(rollout_spec("vanilla", 0.1, n), jobs) for n in (1, 2, 3, 4)]
-  learner = Learner(BoPOConfig(epochs=3), None, None)
+  learner = SimpleNamespace(config=BoPOConfig(), act=None, learn=learn)
   profiles = {"a": Profile("hard", 1.0, 5.0, [], [])}
   source = SimpleNamespace(episodes=play)
   updates = [*vanilla.vanilla(source, profiles, {}, learner, rollouts)]
   assert pools == ["1122", "2233", "4444"]
-  assert [update.gradient_steps for update in updates] == [0, 3, 3, 3]
+  assert [update.gradient_steps for update in updates] == [0, 1, 1, 1]
   assert [update.waiting for update in updates] == [2, 2, 0, 0]

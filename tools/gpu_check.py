@@ -24,7 +24,7 @@ from jax.nn import dot_product_attention, log_softmax
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.learn.batches import SAMPLED, Batcher
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
-from baar_jax.paper.bopo import Learner, RatedEpisode, update_policy
+from baar_jax.paper.bopo import Learner, RatedEpisode
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
@@ -188,12 +188,12 @@ def train(
   # This frees the memory of SFT's parameters and optimizer state.
   del trainer
   loss = partial(bopo_loss, config.bopo)
-  trainer = Trainer(model, encoder, loss, bopo_optimizer(config.bopo, 1))
+  trainer = Trainer(model, encoder, loss, bopo_optimizer(config.bopo))
   batcher = dataclasses.replace(batcher, labels=SAMPLED)
   anchor = ShardedRouter(model, encoder)
   learner = Learner(config.bopo, trainer, batcher, anchor)
   rated = [RatedEpisode(episode, 1.0) for episode in episodes]
-  yield "bopo", tokens / fastest_s(partial(update_policy, learner, rated, 1))
+  yield "bopo", tokens / fastest_s(partial(learner.learn, rated))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -25,25 +24,20 @@ from baar_jax.episode import Episode, Task
 class Batch(NamedTuple):
   """Store a padded micro-batch: some of the rows of one gradient step.
 
-  A gradient step adds up the losses of its micro-batches. In this sum, a mean over a
-  micro-batch's rows is multiplied by `episode_share`, and a mean over its decisions by
-  `decision_share`.
+  A gradient step adds up the losses of its micro-batches. So a mean over the step is a
+  sum over the rows or decisions of each micro-batch, divided by a total of the step.
 
   Attributes:
     inputs: what the router reads of the episodes, see `Encoder.pad`.
     action_BxS: int32, the index of the logit to learn: the chosen model or a label.
-    logp_BxS: float32, the log-probability of the sampled model in nats; 0 if the
-      decision was not sampled.
+    logp_BxS: float32, the log-probability of the sampled model in nats, when it was
+      sampled; 0 if the decision was not sampled.
     mask_BxS: bool, True on decisions to learn from.
     adv_B: float, the advantage of the row's episode; 0 if the method has none.
+    episodes: the number of episodes of the whole gradient step.
+    decisions: the number of masked decisions of the whole gradient step, at least 1.
     ref_logits_BxSxA: float32, the SFT router's logits; None if the method does not use
-      these logits. `Learner.fill` adds them.
-    episode_share: B, with the padding, divided by the gradient step's episodes.
-    decision_share: this batch's share of the gradient step's masked decisions.
-    episode_B: int, the index of the row's episode in the gradient step.
-    part_B: float, the row's share of the masked decisions of its episode.
-    other_B: float, the log ratio of the episode's decisions in other rows: the sum of
-      log pi(a_s) - `logp_BxS`, in nats. `Learner.step` adds it.
+      these logits.
   """
 
   inputs: Any
@@ -51,59 +45,14 @@ class Batch(NamedTuple):
   logp_BxS: np.ndarray
   mask_BxS: np.ndarray
   adv_B: np.ndarray
+  episodes: int = 1
+  decisions: int = 1
   ref_logits_BxSxA: jax.Array | None = None
-  episode_share: float = 1.0
-  decision_share: float = 1.0
-  episode_B: np.ndarray | int = 0
-  part_B: np.ndarray | float = 1.0
-  other_B: np.ndarray | float = 0.0
 
 
-class Sum(NamedTuple):
-  """Keep a sum over a batch, with the count for its mean.
-
-  Attributes:
-    total: float32 scalar, the sum.
-    count: the number of added values: real decisions, or rows with the padding.
-  """
-
-  total: jax.Array
-  count: jax.Array | int
-
-  @property
-  def mean(self) -> jax.Array:
-    """Return the sum divided by the count; 0 if the count is 0."""
-    return self.total / jnp.maximum(self.count, 1)
-
-
-def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Sum:
-  """Add up values over real decisions, and count these decisions.
-
-  Args:
-    value_BxS: float32; padding may have any value.
-    mask_BxS: bool, True on real decisions.
-  """
-  return Sum(jnp.where(mask_BxS, value_BxS, 0.0).sum(), mask_BxS.sum())
-
-
-class Term(NamedTuple):
-  """Describe one term of a loss, computed on one micro-batch.
-
-  The term adds weight * share * `values.mean` to the loss of the gradient step.
-
-  Attributes:
-    values: the sum over the batch, and the count for its mean.
-    share: the batch's `decision_share` or `episode_share`.
-    weight: the factor of this term in the loss.
-  """
-
-  values: Sum
-  share: jax.Array | float
-  weight: jax.Array | float = 1.0
-
-
-# A loss maps (logits_BxSxA, batch) to its terms by name. The main term is "loss".
-Loss = Callable[[jax.Array, Batch], dict[str, Term]]
+# A loss maps (logits_BxSxA, batch) to scalars by name. A gradient step learns from
+# "loss", and adds up each of them over its micro-batches.
+Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
 
 
 class Labels(NamedTuple):
@@ -187,8 +136,7 @@ def make_batch(
     size: (B, S); S is at least the steps of the longest episode.
 
   Returns:
-    The batch. Its advantages are 0, and its shares 1, as in a gradient step with this
-    batch alone.
+    The batch, without advantages and totals.
   """
   batch = Batch(
     inputs,
@@ -204,23 +152,6 @@ def make_batch(
       batch.logp_BxS[b, s] = step.logp or 0.0
       batch.mask_BxS[b, s] = index is not None
   return batch
-
-
-def sum_others(
-  batches: Sequence[Batch], values: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-  """Add up a value over the other rows of each row's episode.
-
-  Args:
-    batches: the micro-batches of a gradient step.
-    values: for each micro-batch, the value of each row [B]; 0 on padding.
-
-  Returns:
-    For each micro-batch, the sum of each row [B], float64.
-  """
-  episode_R = np.concatenate([batch.episode_B for batch in batches])
-  total_N = np.bincount(episode_R, np.concatenate(values))
-  return [total_N[batch.episode_B] - value_B for batch, value_B in zip(batches, values)]
 
 
 class Row(NamedTuple):
@@ -260,27 +191,22 @@ class Batcher:
   def micro_batches(
     self, episodes: Sequence[Episode], adv_N: np.ndarray | float = 0.0
   ) -> list[Batch]:
-    """Make the micro-batches of one gradient step, and set their shares of the step.
+    """Make the micro-batches of one gradient step, with its totals.
 
     Args:
       episodes: the episodes of the gradient step.
       adv_N: one advantage per episode; 0 if the method has no advantages.
     """
     adv_N = np.resize(adv_N, len(episodes))
-    unshared = [batch for _, batch in self._cut(episodes)]
-    counts = [batch.mask_BxS.sum(axis=1) for batch in unshared]
-    decisions = max(1, sum(map(np.sum, counts)))
     batches = []
-    for batch, own_B, other_B in zip(unshared, counts, sum_others(unshared, counts)):
-      # A row without decisions counts as a whole episode, since it adds nothing.
-      shared = batch._replace(
-        episode_share=len(own_B) / len(episodes),
-        decision_share=own_B.sum() / decisions,
-        adv_B=adv_N[batch.episode_B],
-        part_B=np.where(own_B, own_B / np.maximum(1, own_B + other_B), 1),
-      )
-      batches.append(shared)
-    return batches
+    decisions = 0
+    for rows, batch in self._cut(episodes):
+      for b, row in enumerate(rows):
+        batch.adv_B[b] = adv_N[row.number]
+      batches.append(batch)
+      decisions += batch.mask_BxS.sum()
+    totals = {"episodes": len(episodes), "decisions": max(1, decisions)}
+    return [batch._replace(**totals) for batch in batches]
 
   def compute(
     self, function: Callable[[Batch], jax.Array], episodes: Sequence[Episode]
@@ -305,7 +231,7 @@ class Batcher:
     """Cut episodes into micro-batches, shortest rows first.
 
     Yields:
-      The rows of the batch, and the batch; its shares are 1.
+      The rows of the batch, and the batch without advantages and totals.
     """
     size = self.config.sft.micro_episodes
     max_steps = self.config.env.max_steps
@@ -332,9 +258,7 @@ class Batcher:
       shape = size, -(-longest // max_steps) * max_steps
       inputs = self.encoder.pad([row.encoded for row in group], *shape)
       batch = make_batch(parts, inputs, self.labels, shape)
-      # Padding repeats the numbers: its mask is False, so it adds 0 to every sum.
-      episode_B = np.resize([row.number for row in group], size)
-      yield group, batch._replace(episode_B=episode_B, other_B=0 * batch.adv_B)
+      yield group, batch
 
 
 def draw_batches(

@@ -30,7 +30,6 @@ class ShardedRouter:
   Attributes:
     mesh: the devices.
     params: the parameters, float32.
-    low_precision: whether the computation is not in float32.
     logits: maps a batch to float32 logits_BxSxA. Every process gets the whole array.
   """
 
@@ -52,7 +51,6 @@ class ShardedRouter:
     gc.collect()
     self.mesh = mesh or one_device()
     self._encoder = encoder
-    self.low_precision = encoder.dtype != "float32"
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
@@ -137,11 +135,11 @@ class Trainer(ShardedRouter):
     Every process takes the same step.
 
     Args:
-      batches: the micro-batches of one gradient step, with their shares of it.
+      batches: the micro-batches of one gradient step.
 
     Returns:
-      Metrics: "loss" is the whole loss, "gradient_norm" the norm before clipping. The
-      other terms of the loss have their names, and are not multiplied by weights.
+      Metrics: the scalars of the loss, each added up over the micro-batches, and
+      "gradient_norm", the norm before clipping.
     """
     gradient = None
     figures = []
@@ -164,19 +162,9 @@ class Trainer(ShardedRouter):
     return sum(float(self._figures(batch)[0]) for batch in batches)
 
   def _evaluate(self, params: nnx.State, batch: Batch) -> tuple[jax.Array, dict]:
-    """Compute the contribution of a batch to the loss of its gradient step.
-
-    Returns:
-      The sum over terms of weight * share * mean, and a dict of share * mean by term.
-      The dict's entry "loss" is the sum instead.
-    """
-    loss = 0.0
-    figures = {}
-    for name, term in self._loss(self._forward(params, batch), batch).items():
-      mean = term.values.mean
-      figures[name] = term.share * mean
-      loss += term.weight * term.share * mean
-    return loss, figures | {"loss": loss}
+    """Compute the loss of a batch, and all its scalars by name."""
+    figures = self._loss(self._forward(params, batch), batch)
+    return figures["loss"], figures
 
   def _apply_gradient(
     self, params: nnx.State, state: optax.OptState, gradient: nnx.State
@@ -223,20 +211,17 @@ def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   return _clip_adamw(schedule, SFT_WEIGHT_DECAY)
 
 
-def bopo_optimizer(
-  config: BoPOConfig, gradient_steps: int
-) -> optax.GradientTransformation:
+def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """Make the optimizer of BoPO: AdamW, whose rate may decay by a cosine.
 
   The paper mentions no decay (`bopo.last_rate=1`). The decay, the weight decay and the
   clip of the gradient's norm are our choices.
 
   Args:
-    config: supplies `learning_rate` and `last_rate`.
-    gradient_steps: the number of gradient steps of the whole training.
+    config: supplies `updates`, `learning_rate` and `last_rate`.
   """
   schedule = optax.cosine_decay_schedule(
-    config.learning_rate, gradient_steps, config.last_rate
+    config.learning_rate, config.updates, config.last_rate
   )
   return _clip_adamw(schedule, BOPO_WEIGHT_DECAY)
 

@@ -1,19 +1,30 @@
 """Train a router by BoPO on its own episodes (paper: BoPO, Eqs. 5 to 8).
 
 An update rolls out a group of episodes of each task, computes their advantages, takes
-gradient steps, and yields what it did.
+one gradient step on all of them, and yields what it did.
 
-From GRPO it differs in the reward, which is relative to the task's two boundary costs;
-in the baseline, which is at least the reward of the task's reference trajectory; in the
-probability ratio, which is of whole trajectories; and in the KL, which is measured from
-the SFT router.
+What is left out of the paper and of GRPO, and why:
 
-From the paper it differs in these points, all of them our choice. An advantage's
-denominator has eps 0.1, and advantages are clipped, because a group of equal rewards
-would have an advantage of -1e8. The bonus of hard tasks is for successes only, as in
-the paper's table of rewards (Eq. 5 lacks the indicator). The KL is the exact sum over
-models. AdamW has a weight decay, its rate may decay by a cosine, and gradients are
-clipped. On a CPU the router is a small network on inputs of a step.
+1. Ratios other than 1: a rollout batch is used for one step only, and the router before
+   this step has sampled it. So the gradient of Eq. 8 is that of A * log pi. The
+   log-probabilities of live decisions, which in bfloat16 differ by hundredths from
+   those of training, only show in the log.
+2. The ratio's clip: it would never act. Ratios per decision and clips are in
+   rivals/vanilla.py, where episodes wait for their step.
+3. Estimates of the KL: a decision is between a few models, so the sum is exact.
+
+What is added, all of it our choice:
+
+1. An advantage's denominator has eps 0.1, and advantages are clipped, because a group
+   of equal rewards would have an advantage of -1e8.
+2. The bonus of hard tasks is for successes only, as in the paper's table of rewards
+   (Eq. 5 lacks the indicator).
+3. AdamW has a weight decay, its rate may decay by a cosine, and gradients are clipped.
+4. On a CPU the router is a small network on inputs of a step.
+
+From GRPO it also differs in the reward, which is relative to the task's two boundary
+costs; in the baseline, which is at least the reward of the task's reference trajectory;
+and in the KL, which is measured from the SFT router.
 
 Rollouts are asked of a `Source`, which plays the missing ones with the loop of
 `rollout/loop.py`. A policy is described by a `PolicySpec` (rollout/specs.py), and here
@@ -21,18 +32,17 @@ it is a `RouterPolicy` that samples (router/policy.py). Checkpoints and the log 
 written by stages/train.py.
 """
 
-import math
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import Batch, Batcher, sum_others
+from baar_jax.learn.batches import Batcher
 from baar_jax.learn.trainer import ShardedRouter, Trainer
-from baar_jax.paper import losses, rewards
+from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile, group_by_task
 from baar_jax.rollout.jobs import Planned, Source, label_family
 from baar_jax.rollout.specs import PolicySpec
@@ -41,7 +51,6 @@ from baar_jax.router.policy import RouterPolicy, Sample
 # The smallest number of episodes of a group. One episode alone would be compared with
 # itself, because its reward is the mean of the group.
 MIN_GROUP = 2
-BATCH_EPISODES = 64  # The number of episodes per gradient step.
 
 
 class RatedEpisode(NamedTuple):
@@ -57,15 +66,15 @@ class Update(NamedTuple):
   Attributes:
     number: the number of the update, from 1.
     episodes: the number of episodes that it rolled out.
-    gradient_steps: the number of gradient steps that it took.
-    metrics: the metrics of its rollouts, and of its gradient steps.
+    metrics: the metrics of its rollouts, and of its gradient step.
+    gradient_steps: 1, or 0 if its episodes wait, in vanilla RL only.
     waiting: the number of episodes that wait for a later update, in vanilla RL only.
   """
 
   number: int
   episodes: int
-  gradient_steps: int
   metrics: dict[str, float]
+  gradient_steps: int = 1
   waiting: int = 0
 
 
@@ -78,7 +87,6 @@ class Learner(NamedTuple):
     batcher: cuts episodes into micro-batches.
     anchor: the SFT router if the loss uses its logits, else None.
     rows: the most episodes that are live at once.
-    seed: the seed of the order of episodes.
   """
 
   config: BoPOConfig
@@ -86,7 +94,6 @@ class Learner(NamedTuple):
   batcher: Batcher
   anchor: ShardedRouter | None = None
   rows: int = 1
-  seed: int = 0
 
   def act(self, spec: PolicySpec) -> RouterPolicy:
     """Make the policy that samples its decisions from the current router.
@@ -98,54 +105,15 @@ class Learner(NamedTuple):
     reader = encoder.open_reader(self.trainer.model, self.rows, self.trainer.mesh)
     return RouterPolicy(spec, reader, Sample(spec.key))
 
-  def fill(self, batch: Batch, log_ratio_BxS: np.ndarray) -> Batch:
-    """Add log-probabilities and the SFT router's logits to a batch.
-
-    This must happen before the first gradient step of an update, with the log ratios
-    that `compare` computes then.
-
-    In float32 `logp_BxS` stays as it was sampled. In bfloat16 it is computed again (our
-    choice). The reason: rollouts use a KV cache, and their log-probabilities differ by
-    hundredths from those of a training pass. The probability ratio of a trajectory
-    would add up these errors. An episode that has waited for its batch counts as one of
-    the current router then.
-    """
-    if self.trainer.low_precision:
-      batch = batch._replace(logp_BxS=batch.logp_BxS + log_ratio_BxS)
-    if self.anchor:
-      ref_logits_BxSxA = self.anchor.logits(batch)
-      batch = batch._replace(ref_logits_BxSxA=ref_logits_BxSxA)
-    return batch
-
-  def compare(self, batch: Batch) -> np.ndarray:
-    """Compute the log ratio of each decision: log pi(a) - `logp_BxS`; 0 on padding."""
-    logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
-    return np.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0)
-
-  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
-    """Take a gradient step, see `Trainer.step`.
-
-    The ratio of a trajectory needs the sum over all rows of its episode. If an episode
-    has several rows, their sums are computed first, without a gradient.
-    """
-    if min(batch.part_B.min() for batch in batches) < 1:
-      sums = [self.compare(batch).sum(axis=1) for batch in batches]
-      others = sum_others(batches, sums)
-      batches = [
-        batch._replace(other_B=other_B) for batch, other_B in zip(batches, others)
-      ]
+  def learn(self, rated: Sequence[RatedEpisode]) -> dict[str, float]:
+    """Take one gradient step on episodes, see `Trainer.step` for what it returns."""
+    episodes, advantages = zip(*rated)
+    batches = []
+    for batch in self.batcher.micro_batches(episodes, advantages):
+      if self.anchor:
+        batch = batch._replace(ref_logits_BxSxA=self.anchor.logits(batch))
+      batches.append(batch)
     return self.trainer.step(batches)
-
-
-def count_steps(config: BoPOConfig, episodes: int) -> int:
-  """Count the gradient steps on a rollout batch of this number of episodes."""
-  return config.epochs * math.ceil(episodes / BATCH_EPISODES)
-
-
-def count_all_steps(config: BoPOConfig, tasks: int) -> int:
-  """Count the gradient steps of a whole BoPO training on this number of tasks."""
-  episodes = min(config.tasks_per_update, tasks) * config.group_size
-  return config.updates * count_steps(config, episodes)
 
 
 def bopo(
@@ -175,9 +143,8 @@ def bopo(
     rated, metrics = compute_advantages(
       learner.config, groups, profiles, references, planned.spec.lam
     )
-    metrics |= update_policy(learner, rated, planned.spec.update)
-    steps = count_steps(learner.config, len(rated))
-    yield Update(planned.spec.update, len(rated), steps, metrics)
+    metrics |= learner.learn(rated)
+    yield Update(planned.spec.update, len(rated), metrics)
 
 
 def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Episode]]:
@@ -241,9 +208,7 @@ def compute_advantages(
       successes, profile.hard, cost_norm, lam, r_hard=config.r_hard
     )
     if not config.reference_guided:
-      # `reference_advantage` takes the larger of the mean and this number as baseline.
-      # The least reward is never above the mean, so the mean is the baseline.
-      reference = min(reward_G)
+      reference = np.mean(reward_G)  # Then the mean is the baseline of Eq. 7.
     adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
     reward_B.extend(reward_G)
     rated += map(RatedEpisode, group, adv_G)
@@ -267,14 +232,13 @@ def summarize_rollouts(
     share of groups in which some episodes succeed and some fail.
   """
   episodes = sum(groups, [])
-  count = len(episodes)
   steps = sum(len(e.steps) for e in episodes)
   return {
-    "reward": float(np.mean(reward_B)),
-    "success": sum(e.success for e in episodes) / count,
+    "reward": fmean(reward_B),
+    "success": fmean(e.success for e in episodes),
     "large_share": sum(e.large_calls for e in episodes) / steps,
-    "cost_usd": sum(e.cost_usd for e in episodes) / count,
-    "mixed_share": float(np.mean([is_mixed(group) for group in groups])),
+    "cost_usd": fmean(e.cost_usd for e in episodes),
+    "mixed_share": fmean(map(is_mixed, groups)),
   }
 
 
@@ -300,49 +264,10 @@ def summarize_advantages(
     all advantages are 0.
   """
   clipped = sum((np.abs(adv_G) >= clip).any() for adv_G in advantages)
-  nonpositive = sum((adv_G <= 0).all() for adv_G in advantages)
   offset = sum(len(adv_G) * adv_G.mean() ** 2 for adv_G in advantages)
   total = np.square(np.concatenate(advantages)).sum()
   return {
     "clipped_groups": int(clipped),
-    "nonpositive_share": float(nonpositive / len(advantages)),
+    "nonpositive_share": fmean(adv_G.max() <= 0 for adv_G in advantages),
     "offset_share": float(offset / total) if total else 0.0,
   }
-
-
-def update_policy(
-  learner: Learner, rated: Sequence[RatedEpisode], update: int
-) -> dict[str, float]:
-  """Take the gradient steps of one update.
-
-  In each of `epochs` passes the episodes are shuffled and cut into batches of
-  `BATCH_EPISODES`.
-
-  Args:
-    learner: the router that learns.
-    rated: the episodes with their advantages.
-    update: the number of the update, which decides the shuffles.
-
-  Returns:
-    The means of the metrics over the gradient steps; and `max_log_ratio`, the largest
-    |log ratio| of a decision at the first step, before `Learner.fill`, in nats. It
-    shows how far the computation of live decisions differs from that of training; for
-    episodes that have waited in vanilla RL it contains what the router has learnt.
-  """
-  config = learner.config
-  draw = random.Random(learner.seed + update)
-  step_batches = []
-  for _ in range(config.epochs):
-    order = draw.sample(rated, len(rated))
-    for first in range(0, len(order), BATCH_EPISODES):
-      episodes, advantages = zip(*order[first : first + BATCH_EPISODES])
-      batches = learner.batcher.micro_batches(episodes, np.array(advantages))
-      log_ratios = [learner.compare(batch) for batch in batches]
-      if not step_batches:
-        largest = max(np.abs(log_ratio_BxS).max() for log_ratio_BxS in log_ratios)
-      step_batches.append([*map(learner.fill, batches, log_ratios)])
-  steps = [learner.step(batches) for batches in step_batches]
-  means = {"max_log_ratio": float(largest)}
-  for name in steps[0]:
-    means[name] = float(np.mean([metrics[name] for metrics in steps]))
-  return means

@@ -1,9 +1,9 @@
 """Profile tasks by their boundary trials, and choose reference trajectories.
 
-Paper: Task Difficulty Taxonomy, stratified sampling (Eqs. 3 and 4), and the appendix
-on the number of trials. Eq. 3's random choices are made in `rollout/rules.py`, when the
-samples are played; this file reads the played episodes. `ALWAYS_SMALL` and
-`ALWAYS_LARGE` are the boundary policies, and an episode names its policy by the key.
+Paper: Task Difficulty Taxonomy, and stratified sampling (Eqs. 3 and 4). Eq. 3's random
+choices are made in `rollout/rules.py`, when the samples are played; this file reads the
+played episodes. `ALWAYS_SMALL` and `ALWAYS_LARGE` are the boundary policies, and an
+episode names its policy by the key.
 """
 
 import collections
@@ -18,10 +18,6 @@ from baar_jax.episode import Episode, Task
 from baar_jax.llms.prices import TINY_USD
 from baar_jax.paper import rewards
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, ProfiledTasks
-
-# If no new trials were asked for, labels are compared with those by so many of the
-# same trials.
-NESTED_TRIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +51,13 @@ def make_profile(small: Sequence[Episode], large: Sequence[Episode]) -> Profile:
     small: the trials of always-SMALL.
     large: the trials of always-LARGE.
   """
-  difficulty = rewards.difficulty(_successes(small), _successes(large))
+  difficulty = rewards.difficulty(
+    [trial.success for trial in small], [trial.success for trial in large]
+  )
   # The mean is too sensitive to one runaway episode.
   cost_small = statistics.median(episode.cost_usd for episode in small)
   cost_large = statistics.median(episode.cost_usd for episode in large)
   return Profile(difficulty, cost_small, cost_large, small, large)
-
-
-def _successes(trials: Iterable[Episode]) -> list[bool]:
-  """List whether each trial succeeded."""
-  return [trial.success for trial in trials]
 
 
 def group_by_task(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
@@ -115,80 +108,12 @@ def split_by_profile(
     tasks: the tasks to split.
     profiles: profiles by task id.
   """
-  profiled = [task for task in tasks if task.id in profiles]
-  hard = [task for task in profiled if profiles[task.id].hard]
-  rest = [task for task in profiled if not profiles[task.id].hard]
-  return ProfiledTasks(hard, rest)
-
-
-def measure_robustness(
-  profiles: Mapping[str, Profile],
-  base_trials: int,
-  repeats: Mapping[int, Mapping[str, Profile]],
-) -> list[dict]:
-  """Measure how stable the difficulties are under new trials (paper: appendix).
-
-  Only tasks that have all trials of both compared numbers count.
-
-  Args:
-    profiles: the profiles by task id.
-    base_trials: the number of their trials.
-    repeats: for each number of new trials, the profiles by these trials. If it is
-      empty, the first `NESTED_TRIALS` of the same trials are compared. Trials that both
-      labels share let them agree more than new trials would.
-
-  Returns:
-    One row per number of trials. `trials` is this number, and `seeds` is "new" or
-    "nested". `tasks` is the number of compared tasks, and `agreement` the share of them
-    with the same difficulty. `hard` and `base_hard` count the hard tasks by these
-    trials and by the profile's. `hard_jaccard` is the Jaccard similarity of the two
-    sets of hard tasks. A share is None if there is nothing to compare.
-  """
-  seeds = "new"
-  if not repeats and base_trials > NESTED_TRIALS:
-    seeds = "nested"
-    repeats = {NESTED_TRIALS: profiles}
-  rows = []
-  base = _label_by_trials(profiles, base_trials)
-  for trials, repeated in repeats.items():
-    labels = _label_by_trials(repeated, trials)
-    tasks = base.keys() & labels.keys()
-    equal = sum(base[id_] == labels[id_] for id_ in tasks)
-    base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
-    hard = {id_ for id_ in tasks if labels[id_] == "hard"}
-    row = {
-      "trials": trials,
-      "seeds": seeds,
-      "tasks": len(tasks),
-      "agreement": _divide(equal, len(tasks)),
-      "hard": len(hard),
-      "base_hard": len(base_hard),
-      "hard_jaccard": _divide(len(hard & base_hard), len(hard | base_hard)),
-    }
-    rows.append(row)
-  return rows
-
-
-def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:
-  """Label each task with its difficulty by its first trials.
-
-  A task with fewer trials is left out.
-
-  Args:
-    trials: the number of trials of each boundary to use.
-  """
-  labels = {}
-  for id_, profile in profiles.items():
-    small = _successes(profile.small[:trials])
-    large = _successes(profile.large[:trials])
-    if len(small) == len(large) == trials:
-      labels[id_] = rewards.difficulty(small, large)
-  return labels
-
-
-def _divide(part: int, whole: int) -> float | None:
-  """Compute part / whole; None if the whole is 0."""
-  return part / whole if whole else None
+  split = ProfiledTasks([], [])
+  for task in tasks:
+    if task.id in profiles:
+      pool = split.hard if profiles[task.id].hard else split.rest
+      pool.append(task)
+  return split
 
 
 def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:

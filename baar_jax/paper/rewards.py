@@ -124,8 +124,8 @@ def reference_advantage(
     ValueError: `reward_G` is empty or not one-dimensional, or a reward is not finite.
   """
   reward_G = np.asarray(reward_G, np.float64)
-  is_finite = np.isfinite(reward_G).all() and np.isfinite(reference_reward)
-  if reward_G.ndim != 1 or reward_G.size == 0 or not is_finite:
+  is_group = reward_G.ndim == 1 and reward_G.size > 0
+  if not is_group or not np.isfinite([*reward_G, reference_reward]).all():
     raise ValueError(
       f"got rewards {reward_G} and reference reward {reference_reward}:"
       " pass one non-empty group of finite numbers"

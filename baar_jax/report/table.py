@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from baar_jax.envs.base import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.ledger import Spent
 from baar_jax.paper import rewards
+from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, label_family
 from baar_jax.rollout.specs import PolicySpec, seed_of
@@ -24,6 +25,9 @@ COMPARED_COLUMNS = ("cost_usd", *METRICS)
 RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
+# If no new trials were asked for, labels are compared with those by so many of the
+# same trials.
+NESTED_TRIALS = 3
 # The parts of a run's dollars, with the column of the store that has them.
 LEDGER = {
   "SMALL": "small_usd",
@@ -239,3 +243,73 @@ def run_ledger(
     ledger["attempts without an answer"] = spent.retries_usd
     presumed_usd = spent.presumed_usd
   return ledger | {"total": sum(ledger.values()), "unknown, at most": presumed_usd}
+
+
+def measure_robustness(
+  profiles: Mapping[str, Profile],
+  base_trials: int,
+  repeats: Mapping[int, Mapping[str, Profile]],
+) -> list[dict]:
+  """Measure how stable the difficulties are under new trials (paper: appendix).
+
+  Only tasks that have all trials of both compared numbers count.
+
+  Args:
+    profiles: the profiles by task id.
+    base_trials: the number of their trials.
+    repeats: for each number of new trials, the profiles by these trials. If it is
+      empty, the first `NESTED_TRIALS` of the same trials are compared. Trials that both
+      labels share let them agree more than new trials would.
+
+  Returns:
+    One row per number of trials. `trials` is this number, and `seeds` is "new" or
+    "nested". `tasks` is the number of compared tasks, and `agreement` the share of them
+    with the same difficulty. `hard` and `base_hard` count the hard tasks by these
+    trials and by the profile's. `hard_jaccard` is the Jaccard similarity of the two
+    sets of hard tasks. A share is None if there is nothing to compare.
+  """
+  seeds = "new"
+  if not repeats and base_trials > NESTED_TRIALS:
+    seeds = "nested"
+    repeats = {NESTED_TRIALS: profiles}
+  rows = []
+  base = _label_by_trials(profiles, base_trials)
+  for trials, repeated in repeats.items():
+    labels = _label_by_trials(repeated, trials)
+    tasks = base.keys() & labels.keys()
+    equal = sum(base[id_] == labels[id_] for id_ in tasks)
+    base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
+    hard = {id_ for id_ in tasks if labels[id_] == "hard"}
+    row = {
+      "trials": trials,
+      "seeds": seeds,
+      "tasks": len(tasks),
+      "agreement": _divide(equal, len(tasks)),
+      "hard": len(hard),
+      "base_hard": len(base_hard),
+      "hard_jaccard": _divide(len(hard & base_hard), len(hard | base_hard)),
+    }
+    rows.append(row)
+  return rows
+
+
+def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:
+  """Label each task with its difficulty by its first trials.
+
+  A task with fewer trials is left out.
+
+  Args:
+    trials: the number of trials of each boundary to use.
+  """
+  labels = {}
+  for id_, profile in profiles.items():
+    small = [trial.success for trial in profile.small[:trials]]
+    large = [trial.success for trial in profile.large[:trials]]
+    if len(small) == len(large) == trials:
+      labels[id_] = rewards.difficulty(small, large)
+  return labels
+
+
+def _divide(part: int, whole: int) -> float | None:
+  """Compute part / whole; None if the whole is 0."""
+  return part / whole if whole else None

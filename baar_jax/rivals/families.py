@@ -24,7 +24,7 @@ from baar_jax.config import (
   require,
 )
 from baar_jax.episode import Episode, Task
-from baar_jax.learn.batches import ACTED, Batch, Labels, Term
+from baar_jax.learn.batches import ACTED, Batch, Labels
 from baar_jax.paper import bopo, losses
 from baar_jax.paper.bopo import Learner, Update
 from baar_jax.paper.references import Profile, Trials
@@ -80,7 +80,7 @@ class OnPolicy:
     [Source, Mapping[str, Profile], Mapping[str, Episode], Learner, Iterable[Planned]],
     Iterator[Update],
   ]
-  loss: Callable[[BoPOConfig, jax.Array, Batch], dict[str, Term]]
+  loss: Callable[[BoPOConfig, jax.Array, Batch], dict[str, jax.Array]]
   anchored: bool = True
   from_sft: bool = True
   batches: int = 1

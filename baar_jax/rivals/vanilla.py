@@ -4,6 +4,10 @@ The paper's vanilla RL has no profile, no references and no anchor. So it starts
 the router before BoSFT, and takes as many gradient steps as BoPO. From the SFT router
 it is another rival, `vanilla-sft`.
 
+Its episodes wait until they are a full batch, so the router that learns from them may
+no longer be the one that sampled them. Therefore its loss has the ratios to the sampled
+log-probabilities, and DAPO's clip, both of which BoPO does without.
+
 Axes: B episodes, S decisions of an episode, A models, G episodes of a group.
 """
 
@@ -16,23 +20,20 @@ import numpy as np
 
 from baar_jax.config import BoPOConfig, Config
 from baar_jax.episode import Episode
-from baar_jax.learn.batches import Batch, Term, sum_masked
+from baar_jax.learn.batches import Batch
 from baar_jax.paper.bopo import (
   Learner,
   RatedEpisode,
   Update,
-  count_steps,
   is_mixed,
   roll_out,
   summarize_rollouts,
-  update_policy,
 )
-from baar_jax.paper.losses import action_logp, clip_gain, measure_entropy
+from baar_jax.paper.losses import action_logp, measure_policy
 from baar_jax.paper.references import Profile, mean_large_usd
 from baar_jax.rollout.jobs import Planned, Source
 
-# DAPO clips the probability ratio to [1 - 0.2, 1 + 0.28].
-CLIP = 0.2, 0.28
+CLIP = (1 - 0.2, 1 + 0.28)  # DAPO's bounds of the probability ratio.
 EPS = 1e-6  # Added to a group's standard deviation of rewards before a division.
 
 
@@ -52,8 +53,8 @@ def vanilla(
 ) -> Iterator[Update]:
   """Update a router on full batches of groups that DAPO keeps.
 
-  Groups are kept in a queue. An update takes gradient steps on the oldest kept episodes
-  if they are as many as a rollout batch; the others wait for the next update.
+  Groups are kept in a queue. An update takes a gradient step on the oldest kept
+  episodes if they are as many as a rollout batch; the others wait for the next update.
 
   Args:
     source: gives the episodes of rollouts.
@@ -77,11 +78,11 @@ def vanilla(
     size = len(planned.jobs)
     steps = 0
     if len(kept) >= size:
-      metrics |= update_policy(learner, kept[:size], planned.spec.update)
-      steps = count_steps(learner.config, size)
+      metrics |= learner.learn(kept[:size])
+      steps = 1
       kept = kept[size:]
     rolled_out = sum(map(len, groups))
-    yield Update(planned.spec.update, rolled_out, steps, metrics, len(kept))
+    yield Update(planned.spec.update, rolled_out, metrics, steps, len(kept))
 
 
 def rate(
@@ -119,7 +120,7 @@ def rate(
 
 def dapo_loss(
   config: BoPOConfig, logits_BxSxA: jax.Array, batch: Batch
-) -> dict[str, Term]:
+) -> dict[str, jax.Array]:
   """Compute the decision-level clipped policy loss (DAPO, Yu et al. 2025).
 
       loss = -sum min(ratio * A, clip(ratio, 1 - 0.2, 1 + 0.28) * A) / B
@@ -128,23 +129,21 @@ def dapo_loss(
   probability of the chosen model, divided by its probability when it was sampled. All
   decisions have equal weight, whatever the length of their episode. DAPO divides the
   sum by the number of decisions. We divide by the number of episodes (our choice). So
-  the gradient has the size of BoPO's at trajectory level, and both can use the same
-  learning rate and Adam eps.
+  the gradient has the size of BoPO's, and both can use the same learning rate and Adam
+  eps.
 
   Args:
     config: not used, for the clip is DAPO's own.
     logits_BxSxA: float32, of the router that learns.
-    batch: a batch with `logp_BxS` and `adv_B`.
+    batch: a micro-batch with `logp_BxS` and `adv_B`.
 
   Returns:
-    The term "loss", and "entropy" for the log.
+    "loss", and the figures of `measure_policy` for the log.
   """
-  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
-  ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
-  gain_BxS = clip_gain(ratio_BxS, batch.adv_B[:, None], CLIP)
-  values = sum_masked(-gain_BxS, batch.mask_BxS)
-  weight = values.count / len(gain_BxS)  # mean number of decisions per episode
-  return {
-    "loss": Term(values, batch.episode_share, weight),
-    "entropy": measure_entropy(logits_BxSxA, batch),
-  }
+  mask_BxS = batch.mask_BxS
+  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS, mask_BxS)
+  ratio_BxS = jnp.exp(jnp.where(mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
+  adv_Bx1 = batch.adv_B[:, None]
+  gain_BxS = jnp.minimum(ratio_BxS * adv_Bx1, jnp.clip(ratio_BxS, *CLIP) * adv_Bx1)
+  loss = -jnp.where(mask_BxS, gain_BxS, 0.0).sum() / batch.episodes
+  return {"loss": loss} | measure_policy(logits_BxSxA, logp_BxS, batch)

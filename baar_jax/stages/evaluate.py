@@ -9,7 +9,7 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.llms.ledger import read_spent
 from baar_jax.open import Loader, check_trained, load_profiles, save_default
-from baar_jax.paper.references import Profile, measure_robustness
+from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
@@ -18,6 +18,7 @@ from baar_jax.report.table import (
   Evaluation,
   count_cut_answers,
   load_split,
+  measure_robustness,
   run_ledger,
 )
 from baar_jax.report.texts import terminal_table

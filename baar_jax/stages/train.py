@@ -29,7 +29,6 @@ from baar_jax.open import (
   open_learner,
   save_heads,
 )
-from baar_jax.paper.bopo import count_all_steps
 from baar_jax.paper.losses import sft_batch_loss
 from baar_jax.paper.references import (
   Trials,
@@ -312,8 +311,8 @@ class RolloutProgress:
 def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
   """Train a router on its own episodes, from the last checkpoint if there is one.
 
-  The training ends when it has taken as many gradient steps as BoPO, at the latest
-  after `OnPolicy.batches` times BoPO's updates.
+  The training ends when it has taken `bopo.updates` gradient steps, at the latest after
+  `OnPolicy.batches` times as many updates.
 
   Args:
     files: the routers of the training seed.
@@ -343,15 +342,14 @@ def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
     done = checkpoints.last_update
     if done:
       learner.trainer.load(checkpoints.restore(learner.trainer.state))
-    enough_steps = count_all_steps(config.bopo, len(tasks))
     rollouts = jobs.list_updates(config, spec, tasks, files.training_seed)
     rollouts = itertools.islice(rollouts, done, last)
     for update in learns.update(run.source, profiles, references, learner, rollouts):
       progress.episodes += update.episodes
       progress.gradient_steps += update.gradient_steps
       check_metrics(stage, update.number, update.metrics, checkpoints.newest)
-      steps = progress.gradient_steps
-      progress.finished = update.number == last or steps >= enough_steps
+      is_enough = progress.gradient_steps >= config.bopo.updates
+      progress.finished = is_enough or update.number == last
       run.log(
         **files.marks,
         stage=stage,
