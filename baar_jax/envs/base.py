@@ -101,7 +101,7 @@ class DifficultyErrors(Errors):
     TYPE: a regular expression that finds the type of a task in the task's id.
   """
 
-  ABILITY = (-0.5, 1.0)
+  ABILITY = (-0.05, 1.1)
   ROUTINE = (0.14, 0.03)
   WRONG = 0.5
   GROWTH = (13.0, 5.4)
