@@ -40,7 +40,7 @@ class ALFWorldErrors(DifficultyErrors):
   Error rates at routine steps are high, because a real model has to search for objects.
   """
 
-  ABILITY = (-0.7, 0.6)
+  ABILITY = (0.3, 0.9)
   ROUTINE = (0.45, 0.45)
   TYPE = r"(?<=/)\w+"
 
