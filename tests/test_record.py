@@ -11,7 +11,7 @@ from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import read_recording, write_recording
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.run import env_arguments, open_pair
-from tools import record
+from tools import measure_recording, record
 
 
 def answer(request):
@@ -72,9 +72,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
       del older.nodes[key]
     write_recording(Path(out), older)
     assert run(2) == 0
-    # Each trial asks the same, and every call has a seed of its own.
-    asked = [repr((seen["model"], seen["messages"])) for seen in server.seen]
-    assert sorted(asked[:48]) == sorted(asked[48:])
+    # Every call has a seed of its own.
     assert len({seen["seed"] for seen in server.seen}) == 96
     # 60 % of 48 first tries are expected to fail, so 105.6 calls are: 9.6 more.
     config.dry_run = True
@@ -82,8 +80,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     config.dry_run = False
     config.models.temperature = 0.1
     assert run(2) == 2 and len(server.seen) == 96
-    problem = f"error: {out} was recorded with temperature=0.7, not 0.1: give another"
-    assert capsys.readouterr().err.splitlines()[-1].startswith(problem)
+    assert "with temperature=0.7, not 0.1: give" in capsys.readouterr().err
     config.models.temperature = 0.7
     assert record.main(record.Command(config, Path(out), 2, 2, again=True)) == 0
   # SMALL's failed try is in the conversation. It repeats itself, there and anew.
@@ -96,7 +93,12 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
   read_recording.cache_clear()
   recording = read_recording(out)
   assert recording.trials == 2
-  assert recording.header["wall"] == "none" and recording.header["servers"] == [{}, {}]
+  figures = measure_recording.measure(measure_recording.read_tries(recording))
+  assert figures["solved by 01"] == "1.000 [1.000, 1.000] of 24"
+  assert figures["00 repeats the code"] == figures["solved by 01"]
+  assert figures["SMALL solves 1, LARGE 1"] == "0.000 [0.000, 0.000] of 24"
+  assert figures["two trials of 1 agree"] == "1.000 [1.000, 1.000] of 12"
+  assert recording.header["servers"] == [{}, {}]
   config.models.kind = "recorded"
   jobs = [Trial(HandPolicy([], "SL" * 4), job("dev-0", 2000))]
   env = make("code", **env_arguments(config))

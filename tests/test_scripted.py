@@ -65,12 +65,11 @@ def test_error_odds_grow_with_difficulty_and_a_failed_try(
 
 
 @pytest.mark.parametrize("model, rate", [(SMALL, 0.2), (LARGE, 0.1)])
-@pytest.mark.parametrize("failed", [False, True])
-def test_routine_steps_and_recoveries_have_no_difficulty(model, rate, failed):
+def test_routine_steps_and_recoveries_have_no_difficulty(model, rate):
   routine = Oracle("look around", 3, False, False)
   recovery = Oracle("undo", 3, True, True)
   for oracle in (routine, recovery):
-    lapse = HandErrors().lapse(model, "t", oracle, failed)
+    lapse = HandErrors().lapse(model, "t", oracle, failed=True)
     assert lapse == Lapse(pytest.approx(rate), 0.0)
 
 
