@@ -41,7 +41,7 @@ def get_config(setting: str = "") -> config.Config:
     env=config.EnvConfig("scienceworld", 1700, 100, 200, processes=16),
     # The weights are in a local directory in Hugging Face's format.
     router=config.RouterConfig(
-      weights="weights/Qwen2.5-1.5B",
+      weights="weights/Qwen2.5-1.5B-Instruct",
       dtype="bfloat16",
       max_tokens=4096,
       description_tokens=256,
@@ -55,7 +55,6 @@ def get_config(setting: str = "") -> config.Config:
     c.name = f"sciworld-{setting}"
     c.env.train_tasks = 2120
     c.env.options["short_tasks"] = False
-    c.router.weights = "weights/Qwen2.5-1.5B-Instruct"
     c.router.max_tokens = 2048
     models = LLAMA if setting == "llama" else {}
     c.models = config.ModelsConfig(kind="chat", prompt_cache=False, **models)

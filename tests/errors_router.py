@@ -11,7 +11,12 @@ from safetensors.numpy import save_file
 from baar_jax.config import RouterConfig
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
-from baar_jax.router.view import View, make_byte_tokenizer, read_tokenizer
+from baar_jax.router.view import (
+  View,
+  adopt_tokenizer,
+  make_byte_tokenizer,
+  read_tokenizer,
+)
 from baar_jax.router.weights import (
   check_directory,
   check_pretrained,
@@ -58,11 +63,12 @@ def fill_disk(tmp: Path) -> None:
   """Write weights although no file may be longer than 1,000 bytes."""
   model = load_qwen2(hf.write(tmp, SHAPE, tokens=300))
   # What this compiles must not be cut in the cache that all tests share.
-  save_qwen2(model, tmp / "whole", tmp / "tokenizer.json")
+  adopt_tokenizer(tmp, tmp / "adopted")
+  save_qwen2(model, tmp / "whole", tmp / "adopted")
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
   try:
-    save_qwen2(model, tmp / "saved", tmp / "tokenizer.json")
+    save_qwen2(model, tmp / "saved", tmp / "adopted")
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -42,11 +42,12 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   saved = tmp_path / "saved"
   dtype = jnp.dtype(stored)
   model = load_qwen2(base, dtype)
+  (base / "chat_template.jinja").write_text("{{ messages }}")
+  adopt(base)
+  adopted = base / "adopted"
   # A run that was killed left this directory.
   (tmp_path / "saved.tmp").mkdir()
-  save_qwen2(
-    model, saved, base / "tokenizer.json", *([] if stored == "bfloat16" else [dtype])
-  )
+  save_qwen2(model, saved, adopted, *([] if stored == "bfloat16" else [dtype]))
   assert not (tmp_path / "saved.tmp").exists()
   written = load_file(saved / "model.safetensors")
   expected = dict(hf.tensors(shape, stored))
@@ -54,7 +55,8 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   for name, numbers in expected.items():
     np.testing.assert_array_equal(written[name], numbers, strict=True)
   assert weights.read_config(saved) == model.config
-  assert filecmp.cmp(saved / "tokenizer.json", base / "tokenizer.json", shallow=False)
+  names = ["chat_template.jinja", "tokenizer.json"]
+  assert filecmp.cmpfiles(saved, adopted, names, shallow=False)[0] == names
 
 
 def set_fields(directory: Path, changes: dict) -> None:
@@ -114,13 +116,15 @@ def test_settings_that_change_the_mathematics_are_refused(field, value, tmp_path
   assert f"DIR/config.json has an unsupported {field} (" in refusal(tmp_path)
 
 
-def test_rotary_settings_are_read_in_both_forms(tmp_path):
-  """Newer versions of transformers write them in a section of their own."""
+def test_rotary_settings_are_read_in_all_forms(tmp_path):
+  """Newer versions of transformers write a section, or one for each type of layer."""
+  hf.write(tmp_path, SHAPE)
   section = {"rope_type": "default", "rope_theta": 5e5}
-  set_fields(
-    hf.write(tmp_path, SHAPE), {"rope_theta": None, "rope_parameters": section}
-  )
-  assert weights.read_config(tmp_path).rope_theta == 5e5
+  for form in (section, {"full_attention": section, "sliding_attention": section}):
+    set_fields(tmp_path, {"rope_theta": None, "rope_parameters": form})
+    assert weights.read_config(tmp_path).rope_theta == 5e5
+  set_fields(tmp_path, {"rope_parameters": form | {"full_attention": {}}})
+  assert "rope_parameters differ between layers" in refusal(tmp_path)
   set_fields(tmp_path, {"rope_parameters": {"rope_type": "yarn"}})
   assert "unsupported rope_type" in refusal(tmp_path)
 
@@ -147,11 +151,12 @@ def test_a_file_that_cannot_be_read_is_refused(file, content, tmp_path):
 def test_infinite_and_nan_weights_are_neither_read_nor_written(tmp_path):
   base = hf.write(tmp_path / "base", SHAPE, tokens=300)
   saved = tmp_path / "saved"
+  adopt(base)
   model = load_qwen2(base)
   # The largest float32 is infinite in bfloat16.
   model.final_norm[...] = model.final_norm[...].at[3].set(np.finfo(np.float32).max)
   with pytest.raises(ValueError, match="norm.weight, expected finite numbers"):
-    save_qwen2(model, saved, base / "tokenizer.json")
+    save_qwen2(model, saved, base / "adopted")
   assert not saved.exists()
   array = load_file(base / "model.safetensors")[UP].copy()
   array[39, 47] = np.nan

@@ -8,6 +8,7 @@ is called BIG, as in the paper's prompts.
 
 import functools
 import os
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,9 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Cap, Live
 from baar_jax.store import require_file
+
+# What a directory of weights may have beside them, their shape and tokenizer.json.
+COMPANIONS = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
 
 # All these texts are part of the input of trained routers, with words such as
 # "dearer" that the project's code and documentation avoid. Do not change a character of
@@ -460,10 +464,10 @@ def adopt_tokenizer(source: Path, directory: Path, models: int = 2) -> None:
   """Copy the tokenizer of pretrained weights, and add the decision tokens.
 
   A new token gets an id above all existing ids. A decision token that the tokenizer
-  already has keeps its id.
+  already has keeps its id. `COMPANIONS` are copied, too, for the export.
 
   Args:
-    source: directory of the weights' `tokenizer.json`, which is not changed.
+    source: directory of the weights, which is not changed.
     directory: the copy is written there.
     models: number of models; each has a decision token.
 
@@ -472,6 +476,10 @@ def adopt_tokenizer(source: Path, directory: Path, models: int = 2) -> None:
   """
   tokenizer = read_tokenizer(source)
   tokenizer.add_special_tokens(decision_tokens(models))
+  directory.mkdir(parents=True, exist_ok=True)
+  for path in map(source.joinpath, COMPANIONS):
+    if path.exists():
+      shutil.copy(require_file(path), directory)
   _save(tokenizer, directory)
 
 
@@ -498,7 +506,6 @@ def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
 
 def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
   """Write `tokenizer.json` in one step, so that no reader sees half of it."""
-  directory.mkdir(parents=True, exist_ok=True)
   temporary = directory / "tokenizer.tmp"
   tokenizer.save(str(temporary))
   os.replace(temporary, directory / "tokenizer.json")

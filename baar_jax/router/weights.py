@@ -252,6 +252,11 @@ def read_config(directory: Path | str) -> Qwen2Config:
   try:
     fields = json.loads(require_file(path).read_text())
     rope = fields.get("rope_parameters") or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    if nested:  # They are told for each type of layer.
+      rope = nested[0]
+      if nested != [rope] * len(nested):
+        raise ValueError("rope_parameters differ between layers, expected one")
     fields = {"model_type": "", **rope, **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
     if rope.get("rope_theta") not in (None, fields.get("rope_theta")):
@@ -276,7 +281,7 @@ def read_config(directory: Path | str) -> Qwen2Config:
 def save_qwen2(
   model: Qwen2,
   directory: Path,
-  tokenizer: Path,
+  adopted: Path,
   dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> None:
   """Write a model as a Hugging Face directory that transformers and vLLM can load.
@@ -286,7 +291,7 @@ def save_qwen2(
   Args:
     model: the model.
     directory: the directory to write. It must be empty, or not exist yet.
-    tokenizer: path of a `tokenizer.json` to copy.
+    adopted: the directory that `adopt_tokenizer` wrote, whose files are copied.
     dtype: dtype of the written tensors.
 
   Raises:
@@ -317,7 +322,9 @@ def save_qwen2(
   }
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
   (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-  shutil.copy(tokenizer, temporary / "tokenizer.json")
+  # The weights' own tokenizer_config.json takes the place of this one.
+  for path in adopted.iterdir():
+    shutil.copy(path, temporary)
   temporary.replace(directory)
 
 

@@ -386,6 +386,5 @@ def export(run: Run) -> None:
     directory = run.dir / "export" / files.checkpoints(family, lam).name
     if not directory.exists():
       model = load_router(files, family, lam)
-      tokenizer = files.tokenizer / "tokenizer.json"
-      save_qwen2(model, directory, tokenizer, run.config.router.dtype)
+      save_qwen2(model, directory, files.tokenizer, run.config.router.dtype)
     run.print(f"export: {directory}")
