@@ -26,8 +26,9 @@ import json, os, sys, urllib.request
 file, *kills = sys.argv[1:]
 with open(file, "a+") as log:
   print(os.environ["BAAR_SESSION"], file=log, flush=True)
+  end = log.tell()  # Later sessions may write at the same time.
   log.seek(0)
-  number = len(log.readlines())
+  number = log.read(end).count("\\n")
 models, messages = [], [dict(role="user", content=os.environ["BAAR_TASK"])]
 for _ in range(2):
   body = json.dumps(dict(model="gpt-4.1-mini", messages=messages)).encode()
