@@ -113,6 +113,8 @@ def predict_failures(tries: pd.DataFrame) -> pd.DataFrame:
   for path in ("0", "1", "00", "01"):
     chosen = (tries.path == path).to_numpy()
     failed_N = tries.solved[chosen] == 0
+    if failed_N.value_counts().min() < FOLDS:
+      continue  # Too few to tell.
     for name, x_NxF in features.items():
       if path != "0" or "first try" not in name:
         areas = cross_val_score(
@@ -135,6 +137,7 @@ def main() -> int:
       raise ValueError("name a recording: python -m tools.measure_recording FILE")
     tries = read_tries(read_recording(sys.argv[1]))
     print(pd.Series(measure(tries)).to_string())
+    print("area under the ROC curve of predicted failures:")
     print(predict_failures(tries).to_string())
   except (ValueError, KeyError) as error:
     return fail(error)

@@ -433,8 +433,11 @@ def estimate(config: Config, calls: float, in_flight: int) -> str:
   # A machine of one's own answers calls no faster if more of them are in flight.
   if any(endpoint.is_private for endpoint in endpoints(config.models)):
     in_flight = 1
-  hours = calls * CALL_S / len(config.models.names) / in_flight / 3600
-  return f"about {calls:,.0f} more calls, ${usd:.2f} and {hours:.1f} hours"
+  minutes = round(calls * CALL_S / len(config.models.names) / in_flight / 60)
+  return (
+    f"about {calls:,.0f} more calls, ${usd:.2f} and {minutes} minutes, at "
+    f"{CALL_S:.0f} seconds a call"
+  )
 
 
 def main(command: Command) -> int:
@@ -466,7 +469,10 @@ def main(command: Command) -> int:
     recorder = Recorder(config, env, out)
     if command.again:
       print(recorder.compare_conversations(wanted, in_flight).to_string())
-    elif left_out := recorder.record(wanted, trials, in_flight):
+      return 0
+    left_out = recorder.record(wanted, trials, in_flight)
+    print(f"{out} has {len(recorder.recording.nodes):,} replies")
+    if left_out:
       problem = f"replies left out: {left_out}; their trials are not played"
       print(f"{problem}: run again to ask again", file=sys.stderr)
       return 1
