@@ -55,7 +55,9 @@ def main(config: Config, stages: Sequence[str]) -> None:
   """
   rows = tabulate(config, stages)
   prices = "the configured" if config.models.prices else "list"
-  print(f"dry run: nothing is played or paid; estimates, at {prices} prices")
+  kind = config.models.kind
+  unpaid = "" if kind == "chat" else f" ({kind} models are never paid)"
+  print(f"dry run: nothing is played or paid; estimates, at {prices} prices{unpaid}")
   print(rows.to_string(formatters=FORMATS))
 
 
