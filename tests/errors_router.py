@@ -105,6 +105,10 @@ CASES = [
     lambda tmp: check(tmp, max_tokens=32_769),
   ),
   (
+    "TMP/some.gguf is a GGUF file: ...tools.convert_gguf...",
+    lambda tmp: check_pretrained(RouterConfig(weights=f"{tmp}/some.gguf")),
+  ),
+  (
     "TMP: tensors ('lm_head.weight', 'model.embed_tokens.weight') differ, expected equal"
     " ones, as config.json ties them. Set tie_word_embeddings to false there.",
     untie_head,

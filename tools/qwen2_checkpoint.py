@@ -165,11 +165,7 @@ def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> 
 def write_tokenizer(directory: Path, tokens: int) -> None:
   """Write a tokenizer.json like Qwen2's: bytes, merges, special tokens."""
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.normalizer = tokenizers.normalizers.NFC()
-  split = Split(tokenizers.Regex(WORDS), "isolated")
-  as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  set_rules(tokenizer)
   trainer = BpeTrainer(
     vocab_size=tokens - len(SPECIAL),
     initial_alphabet=ByteLevel.alphabet(),
@@ -180,3 +176,12 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   tokenizer.add_special_tokens(list(SPECIAL))
   assert tokenizer.get_vocab_size() == tokens
   tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def set_rules(tokenizer: tokenizers.Tokenizer) -> None:
+  """Give a tokenizer Qwen2's rules before and after its merges."""
+  tokenizer.normalizer = tokenizers.normalizers.NFC()
+  split = Split(tokenizers.Regex(WORDS), "isolated")
+  as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()

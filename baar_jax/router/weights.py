@@ -249,6 +249,11 @@ def read_config(directory: Path | str) -> Qwen2Config:
     ValueError: the file is missing or damaged, or the model is no plain Qwen2.
   """
   path = Path(directory) / "config.json"
+  if Path(directory).suffix == ".gguf":
+    raise ValueError(
+      f"{directory} is a GGUF file: make a directory of it with python -m"
+      " tools.convert_gguf, and set --config.router.weights to that."
+    )
   try:
     fields = json.loads(require_file(path).read_text())
     rope = fields.get("rope_parameters") or {}
