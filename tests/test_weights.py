@@ -25,10 +25,12 @@ SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
 UNTIED = SHAPE | {"tie_word_embeddings": False}
 
 
-def adopt(directory: Path) -> View:
+def adopt(directory: Path, view: str = "transcript") -> View:
   """Make a run's view for a directory of weights."""
   adopt_tokenizer(directory, directory / "adopted")
-  config = dataclasses.replace(ROUTER, weights=str(directory))
+  config = dataclasses.replace(
+    ROUTER, weights=str(directory), view=view, max_tokens=400
+  )
   return View(config, read_tokenizer(directory / "adopted"))
 
 
@@ -167,15 +169,21 @@ def test_infinite_and_nan_weights_are_neither_read_nor_written(tmp_path):
     weights.check_pretrained(RouterConfig(weights=str(base)))
 
 
-# The tokens of " SMALL" and of " BIG".
+# The tokens of " SMALL" and of " BIG", which begin alike, and those that begin "SMALL" and "BIG".
 WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])
+FIRST = (["S"], ["B"])
 
 
 # The tokenizer has 300 tokens. With 301 rows, the second decision token has no row yet.
-@pytest.mark.parametrize("tied, vocab_size", [(True, 302), (False, 301)])
-def test_decision_tokens_start_as_the_mean_of_their_words(tied, vocab_size, tmp_path):
+@pytest.mark.parametrize(
+  "tied, vocab_size, name, words",
+  [(True, 302, "transcript", WORDS), (False, 301, "paper", FIRST)],
+)
+def test_decision_tokens_start_as_their_words_do(
+  tied, vocab_size, name, words, tmp_path
+):
   shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
-  view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
+  view = adopt(hf.write(tmp_path / "base", shape, tokens=300), name)
   ids = view.decision_ids
   # The decision tokens follow the 300 tokens of the checkpoint.
   assert ids == [300, 301]
@@ -191,7 +199,7 @@ def test_decision_tokens_start_as_the_mean_of_their_words(tied, vocab_size, tmp_
     after = np.asarray(table[...])
     assert after.shape == (302, 48)
     means = [
-      before[[number_of[token] for token in word]].mean(axis=0) for word in WORDS
+      before[[number_of[token] for token in word]].mean(axis=0) for word in words
     ]
     np.testing.assert_allclose(after[ids], means, atol=1e-6)
     np.testing.assert_array_equal(after[:300], before[:300])

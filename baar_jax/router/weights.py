@@ -73,8 +73,10 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   """Load the configured weights as a float32 router with decision tokens.
 
   If the tokenizer of the weights lacks a decision token, all decision tokens get new
-  embedding rows. Each new row is the mean of the rows of the tokens that spell the
-  model's word, such as SMALL (our choice).
+  embedding rows. Each new row is that of the token with which the weights themselves
+  would begin the model's word, such as SMALL, at that place: after a space in a
+  transcript, without one in an answer. If two words begin with the same token, the rows
+  are the means of all tokens of the words (our choice).
 
   Args:
     view: the router's settings, tokenizer and decision tokens.
@@ -89,7 +91,10 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   find_id = read_tokenizer(Path(config.weights)).token_to_id
   if None in map(find_id, decision_tokens(len(ids))):
     model.config = find_shape(config, ids)
-    set_rows(model, ids, [view.encode(f" {word}") for word in view.words])
+    space = "" if config.view == "paper" else " "
+    spelled = [view.encode(f"{space}{word}") for word in view.words]
+    first = [tokens[:1] for tokens in spelled]
+    set_rows(model, ids, first if len({*first}) == len(first) else spelled)
   return model
 
 
