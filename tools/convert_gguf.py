@@ -97,8 +97,8 @@ def convert(
   (directory / "config.json").write_text(json.dumps(config, indent=2))
   (directory / "tokenizer_config.json").write_text(json.dumps(settings))
   (directory / "generation_config.json").write_text(json.dumps(generation))
-  template = fields.get("tokenizer.chat_template", "")
-  (directory / "chat_template.jinja").write_text(template)
+  if template := fields.get("tokenizer.chat_template"):
+    (directory / "chat_template.jinja").write_text(template)
 
 
 def list_tokens(fields: dict, most: int | None) -> list[int]:

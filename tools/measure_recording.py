@@ -113,7 +113,7 @@ def predict_failures(tries: pd.DataFrame) -> pd.DataFrame:
   for path in ("0", "1", "00", "01"):
     chosen = (tries.path == path).to_numpy()
     failed_N = tries.solved[chosen] == 0
-    if failed_N.value_counts().min() < FOLDS:
+    if np.bincount(failed_N, minlength=2).min() < FOLDS:
       continue  # Too few to tell.
     for name, x_NxF in features.items():
       if path != "0" or "first try" not in name:
