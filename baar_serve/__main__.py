@@ -13,7 +13,6 @@ import socket
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,7 +26,6 @@ from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT, NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
-from baar_serve.forecast import FORECAST
 from baar_serve.offpolicy import list_estimates
 from baar_serve.plan import assign, has_router
 from baar_serve.request import ROUTER, ClientKey
@@ -206,8 +204,6 @@ def build(config: ServeConfig, run: Run) -> App:
     )
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
   exchange = Exchange(config, run, sessions, open_policies(config, run))
-  if (run.dir / FORECAST).exists():
-    exchange.forecast_F = np.load(run.dir / FORECAST)
   app = App(exchange, keys)
   if config.policy == COLLECT:
     app.desk.assign = functools.partial(assign, run)

@@ -96,8 +96,7 @@ class ServeConfig:
       the session's name, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
     max_sessions: Number of sessions for which the router's KV cache has room.
-    traces: File or directory that `python -m baar_serve.traces` and
-      `python -m baar_serve.report` read.
+    traces: File or directory that `python -m baar_serve.traces` reads.
     scores: JSON file with the scores of these sessions, by the name of a session or a
       task; "" has none.
     models: The models that answer.

@@ -11,8 +11,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
-import numpy as np
-
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
 from baar_jax.llms.history import hash_text
@@ -23,7 +21,6 @@ from baar_jax.run import Run
 from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session
-from baar_serve.forecast import Facts, forecast
 from baar_serve.forms import responses
 from baar_serve.records import Purse
 from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
@@ -123,7 +120,6 @@ class Exchange:
   Attributes:
     deciders: the decider of each rule, such as "small" or "router".
     items: the items of the newest responses.
-    forecast_F: the weights of the run's forecast; None if it has none.
   """
 
   def __init__(
@@ -153,7 +149,6 @@ class Exchange:
     # The newest answers by the client, the call's fields and the hash of its body.
     self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
-    self.forecast_F: np.ndarray | None = None
     # Tasks whose results nobody awaits: the event loop keeps only weak references.
     self._tasks: set[asyncio.Task] = set()
     rows = config.max_sessions
@@ -282,8 +277,6 @@ class Exchange:
         the decision.
     """
     conversation = call.conversation
-    if conversation and self.forecast_F is not None:
-      call.forecast = self._forecast(call)
     models = await self.budgets.find_affordable(call)
     decision = Decision(models[0])
     shadows = []
@@ -309,15 +302,6 @@ class Exchange:
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
     return RoutedCall(call, self.budgets, step, *shadows)
-
-  def _forecast(self, call: ClientCall) -> str:
-    """Forecast from the texts of a call whether its conversation will succeed."""
-    facts = Facts()
-    for step in call.write_steps():
-      if step.calls:
-        usage = step.calls[-1].usage
-        facts.add(step.observation, step.action, usage, step.spent_usd)
-    return f"{forecast(facts.list(), self.forecast_F):.2f}"
 
   def _make_live(self, call: ClientCall) -> Live:
     """Make the live episode of a call's conversation, from which its policy decides."""

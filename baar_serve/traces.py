@@ -13,8 +13,7 @@ from baar_jax.rollout.jobs import BOUNDARIES, stratified_spec
 from baar_jax.run import Run
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.episodes import add_session
-from baar_serve.logs.read import read_logs
-from baar_serve.logs.record import LoggedCall
+from baar_serve.logs import LoggedCall, read_logs
 
 
 def load_file(config: ServeConfig) -> None:
@@ -34,14 +33,8 @@ def store_file(config: ServeConfig, run: Run) -> None:
     ValueError: a record or a session is wrong. Then no session is stored.
   """
   calls_by_session = collections.defaultdict(list)
-  broken = []
-  for call in read_logs(config, broken):
+  for call in read_logs(config):
     calls_by_session[call.session].append(call)
-  if broken:
-    raise ValueError(
-      f"{broken[0]}. No session was imported. "
-      "Correct the file (baar_serve/README.md), and import it again."
-    )
   sessions = []
   for id_, calls in calls_by_session.items():
     sessions.append(

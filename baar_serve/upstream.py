@@ -121,7 +121,6 @@ class ClientCall:
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty before the first look at budgets.
-    forecast: the chance that the conversation will succeed; None without a forecast.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
   """
@@ -146,7 +145,6 @@ class ClientCall:
     self.prepared: list[Prepared] = []
     self.offers: list[Offer] = []
     self.prefix: tuple[int, str] | None = None
-    self.forecast: str | None = None
 
   def write_steps(self) -> list[Step]:
     """Write the conversation's steps so far, with the texts of the history.
@@ -185,7 +183,6 @@ class ClientCall:
         "left-usd": left.usd,
         "left-large-calls": left.calls,
         "warning": FOREIGN if self.is_foreign else None,
-        "forecast": self.forecast,
       }
     )
 

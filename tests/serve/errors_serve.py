@@ -19,7 +19,7 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve import __main__ as serve
 from baar_serve import config as serve_config
-from baar_serve import report, traces
+from baar_serve import traces
 from baar_serve.app import App
 from baar_serve.forms import FORMS
 from baar_serve.forms.chat_completions import FORM
@@ -196,10 +196,6 @@ CASES = [
     lambda tmp: traces.load_file(serve_config.ServeConfig(runs=str(tmp))),
   ),
   (
-    "TMP has no call. Set --config.traces to logs of sessions.",
-    lambda tmp: report.report(serve_config.ServeConfig(traces=str(tmp))),
-  ),
-  (
     "--config.models.names must be two or more models, the cheapest first",
     command,
     "--config.models.names=('m',)",
@@ -220,7 +216,8 @@ CASES = [
     "--config.models.forms=('messages chat',)",
   ),
   import_lines(
-    "line 1: a field is missing or wrong, or the format is unknown ('session')", {}
+    "line 1: a field is missing or wrong, or ... neither chat lines nor ATIF ('session')",
+    {},
   ),
   import_lines(
     "line 1: ... (call 1 must end with assistant message 1)",

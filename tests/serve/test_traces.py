@@ -1,5 +1,7 @@
 """Test that served and imported sessions become tasks and episodes of a run."""
 
+import json
+
 import pytest
 import tiny
 from recorded import atif, chat, load
@@ -9,6 +11,8 @@ from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
+from baar_serve import traces
+from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session, name_task
 
 
@@ -100,6 +104,42 @@ def test_an_atif_trajectory_is_an_episode(run):
   steps = [(step.observation, step.action) for step in episode.steps]
   assert steps == [("", 'look {"at": "door"}'), ("It is open.", "done")]
   assert episode.steps[0].calls[0].usage.cached_tokens == 40
+
+
+def test_steps_that_no_model_wrote_are_no_calls(run):
+  record = atif()
+  look, done = record["steps"][2:]
+  copied = look | dict(is_copied_context=True)
+  record["steps"][2:] = [copied, look, look | dict(llm_call_count=0), done]
+  load(run, [record], "trajectory.json")
+  (episode,) = run.store.episodes("always-large")
+  steps = [(step.observation, step.action) for step in episode.steps]
+  opened = "It is open."
+  twice = f"{opened}\n{opened}"
+  assert steps == [(opened, 'look {"at": "door"}'), (twice, "done")]
+
+
+def test_half_of_a_last_line_is_left_out(run, capsys):
+  path = run.dir / "traces.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in chat()) + '{"session":')
+  traces.store_file(ServeConfig(traces=str(path)), run)
+  out = capsys.readouterr().out
+  assert "line 3: half of a line was left out" in out and "Imported 1 sessions" in out
+
+
+def test_scores_replace_those_of_a_directorys_logs(run, tmp_path):
+  scores = tmp_path / "scores.json"
+  scores.write_text('{"b": 0.25, "fix": 0.75}')
+  logs = tmp_path / "logs" / "deep"
+  logs.mkdir(parents=True)
+  (logs / "b.json").write_text(json.dumps(atif()))
+  (logs / "notes.txt").write_text("no log")
+  (logs / "a.jsonl").write_text("\n".join(map(json.dumps, chat())))
+  traces.store_file(ServeConfig(traces=str(tmp_path / "logs"), scores=str(scores)), run)
+  found = run.store.episodes("stratified(samples=3)") + run.store.episodes(
+    "always-large"
+  )
+  assert [(e.task_id, e.score) for e in found] == [("fix", 0.75), ("door", 0.25)]
 
 
 def test_a_file_with_one_error_is_refused_as_a_whole(run):
