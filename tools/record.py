@@ -6,10 +6,6 @@
 It asks for all that the configured tickets need, trial by trial. From then on every run
 with --config.models.kind=recorded --config.models.recording=FILE is free. The same
 command goes on after a stop; what was paid for is in the file or in the run's ledger.
-
-With --again, and another --config.name, it asks both models once more for functions
-that SMALL failed, now in the conversation with SMALL's failed try, and compares that
-with the finished recording, in which each try is a new conversation.
 """
 
 import concurrent.futures
@@ -19,7 +15,6 @@ import datetime
 import fcntl
 import functools
 import hashlib
-import itertools
 import sqlite3
 import sys
 import threading
@@ -29,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import httpx2
-import pandas as pd
 from absl import app, flags, logging
 from tqdm import tqdm
 
@@ -50,13 +44,11 @@ from baar_jax.envs.code.adapter import (
   run_tests,
   write_recording,
 )
-from baar_jax.episode import SMALL, SPLITS, Reply, Task, Usage
+from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.flags import fail, read_flags
 from baar_jax.llms.chat import ChatAgent, ChatPair
 from baar_jax.llms.history import (
-  Messages,
   NoAnswer,
-  extend,
   open_conversation,
   parse_action,
 )
@@ -72,7 +64,6 @@ SAVE_S = 60.0  # Seconds between two writings of the file.
 ASSUMED = Usage(330, 0, 120)
 FAILED_SHARE = 0.6
 CALL_S = 4.0
-AGAIN = 120  # The most functions that --again asks for.
 
 
 class Command(NamedTuple):
@@ -83,14 +74,12 @@ class Command(NamedTuple):
     out: the file of the recording.
     trials: the trials of each function.
     in_flight: the most calls in flight of each model.
-    again: whether to compare one conversation with new ones.
   """
 
   config: Config
   out: Path
   trials: int
   in_flight: int
-  again: bool = False
 
 
 # An agent's conversation begins with the function, so its task is not told.
@@ -219,18 +208,25 @@ class Recorder:
     prompt = function.prompt(failure)
     messages = open_conversation(self.env.system_prompt, NO_TASK, prompt, prompt)
     # Each sequence of models has a task, and so a draw, of its own.
-    reply, code, results = self.try_once(function, trial, path, messages)
+    task = Task(f"{function.id} {path}", function.split, "", TRIES)
+    agent = ChatAgent(self.pair.models[int(path[-1])], task, trial, self.reserve)
+    reply = agent.reply(messages, 0)
     usage = reply.call.usage
+    code = parse_action(reply.text, code=True) or ""
+    digest = hash_texts(code)
+    results = self.recording.results.get((function.id, digest))
+    if results is None:
+      results = run_tests(code, function.tests, not self.env.options.trusted)
     with self._lock:
       # Equal code has one result, also if two models wrote it at the same time.
-      known = self.recording.results.get((function.id, hash_texts(code)), results)
+      known = self.recording.results.get((function.id, digest), results)
       node = Node(
         function=function.id,
         trial=trial,
         path=path,
         prompt=hash_texts(*(message["content"] for message in messages)),
         reply=reply.text,
-        code=hash_texts(code),
+        code=digest,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         results=tuple(known),
@@ -242,82 +238,6 @@ class Recorder:
         self._saved_s = time.monotonic()
         write_recording(self.out, self.recording)
     return function, node
-
-  def try_once(
-    self, function: Function, trial: int, name: str, messages: Messages
-  ) -> tuple[Reply, str, Sequence[str]]:
-    """Ask the model that a name ends with, and run the function's tests.
-
-    Args:
-      function: the function.
-      trial: number of the trial.
-      name: names the draw of the reply; its last digit is the index of the model.
-      messages: the conversation.
-
-    Returns:
-      The reply, its code ("" if it has none), and the result of `run_tests`.
-    """
-    task = Task(f"{function.id} {name}", function.split, "", TRIES)
-    agent = ChatAgent(self.pair.models[int(name[-1])], task, trial, self.reserve)
-    reply = agent.reply(messages, 0)
-    code = parse_action(reply.text, code=True) or ""
-    results = self.recording.results.get((function.id, hash_texts(code)))
-    if results is None:
-      results = run_tests(code, function.tests, not self.env.options.trusted)
-    return reply, code, results
-
-  def ask_again(self, function: Function, model: int) -> dict[str, object]:
-    """Ask a model for another try in the conversation of SMALL's failed one.
-
-    Returns:
-      The model's name; whether the function is solved and whether the code is the
-      failed one, in the same conversation, and in a new one as recorded.
-    """
-    failed = self.recording.nodes[function.id, 0, f"{SMALL}"]
-    anew = self.recording.nodes[function.id, 0, f"{SMALL}{model}"]
-    prompt = function.prompt()
-    messages = open_conversation(self.env.system_prompt, NO_TASK, prompt, prompt)
-    extend(messages, failed.reply, failed.observation)
-    _, code, results = self.try_once(function, 0, f"again {model}", messages)
-    return {
-      "model": self.pair.names[model],
-      "solved": not any(results),
-      "solved anew": not anew.observation,
-      "same code": hash_texts(code) == failed.code,
-      "same code anew": anew.code == failed.code,
-    }
-
-  def compare_conversations(
-    self, wanted: Sequence[Function], in_flight: int
-  ) -> pd.DataFrame:
-    """Compare a second try in one conversation with one in a new conversation.
-
-    Args:
-      wanted: the functions; the first `AGAIN` that SMALL failed in the first trial are
-        asked for.
-      in_flight: the most calls in flight of each model.
-
-    Returns:
-      The shares of each model, and their numbers of functions; see `ask_again`.
-
-    Raises:
-      ValueError: the first trial is not recorded.
-    """
-    nodes = self.recording.nodes
-    failed = []
-    for function in wanted:
-      if not self.recording.is_complete(function.id, 0):
-        raise ValueError(f"{function.id} is not recorded: leave out --again first")
-      if nodes[function.id, 0, f"{SMALL}"].observation:
-        failed.append(function)
-    answers = []
-    with self.open_pools(in_flight) as pools:
-      for model, pool in enumerate(pools):
-        asked = pool.map(self.ask_again, failed[:AGAIN], itertools.repeat(model))
-        answers.append(asked)
-      count = len(pools) * len(failed[:AGAIN])
-      rows = [*tqdm(itertools.chain(*answers), total=count, unit="reply")]
-    return pd.DataFrame(rows).groupby("model").agg(["mean", "count"])
 
   def save(self) -> None:
     """Write the file."""
@@ -467,9 +387,6 @@ def main(command: Command) -> int:
     ):
       raise ValueError("set --config.max_usd to the most dollars to spend")
     recorder = Recorder(config, env, out)
-    if command.again:
-      print(recorder.compare_conversations(wanted, in_flight).to_string())
-      return 0
     left_out = recorder.record(wanted, trials, in_flight)
     print(f"{out} has {len(recorder.recording.nodes):,} replies")
     if left_out:
@@ -492,14 +409,13 @@ def parse(argv: Sequence[str]) -> Command:
   out = flags.DEFINE_string("out", None, "The file of the recording.", required=True)
   trials = flags.DEFINE_integer("trials", 3, "Trials of each function.", 1)
   in_flight = flags.DEFINE_integer("in_flight", 8, "Calls in flight per model.", 1)
-  again = flags.DEFINE_bool("again", False, "Compare one conversation with new ones.")
   try:
     usual = program.load_config("configs/code.py")
     config = read_flags(argv, usual, flags.FLAGS, program.load_config)
   except ValueError as error:
     sys.exit(fail(error))
   config.models.kind = "chat"
-  return Command(config, Path(out.value), trials.value, in_flight.value, again.value)
+  return Command(config, Path(out.value), trials.value, in_flight.value)
 
 
 if __name__ == "__main__":
