@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -43,6 +42,7 @@ from baar_jax.store import (
   Store,
   differences,
   flatten,
+  lock,
   read_config,
 )
 
@@ -80,17 +80,9 @@ class Run:
     self.mesh = _open_mesh(config)
     number = "" if self.is_main else f"-{config.distributed.process}"
     path = self.dir / f"episodes{number}.sqlite"
-    try:
-      self.dir.mkdir(parents=True, exist_ok=True)
-      self._lock = (self.dir / f"lock{number}").open("a")
-      fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      self.store = Store(path)
-      self._check_config(stored_config)
-    except BlockingIOError:
-      raise ValueError(
-        f"another process is using {self.dir}: "
-        "wait for its end or choose another --config.name"
-      ) from None
+    self._lock = lock(self.dir / f"lock{number}")
+    self.store = Store(path)
+    self._check_config(stored_config)
     self.budget = _open_budget(config, self.dir, self.store)
     if config.env.kind == STORED:
       self.source = Stored(self)

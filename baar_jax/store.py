@@ -3,12 +3,13 @@
 import collections
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pandas
@@ -424,6 +425,24 @@ def require_file(path: Path) -> Path:
   if not path.is_file():
     raise FileNotFoundError(f"{path} is missing or not a regular file")
   return path
+
+
+def lock(path: Path) -> TextIO:
+  """Open a file that no other process may have open, and make its directory.
+
+  Raises:
+    ValueError: another process has it.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  file = path.open("a")
+  try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise ValueError(
+      f"another process is using {path}: "
+      "wait for its end or choose another --config.name"
+    ) from None
+  return file
 
 
 def read_config(directory: Path) -> Config | None:

@@ -194,7 +194,7 @@ CASES = [
   ),
   ("TMP/tiny has checkpoints, and its store has no tasks: restore...", lose_tasks),
   ("TMP is no directory of a run...give the directory <runs>/<name>...", read_run),
-  ("another process is using TMP/tiny: wait...", use_twice),
+  ("another process is using TMP/tiny/lock: wait...", use_twice),
   (
     "no train task is recorded yet: record five tasks first",
     read_recorded,

@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import functools
 import hashlib
 import sqlite3
@@ -21,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import httpx2
 from absl import app, flags, logging
@@ -57,6 +56,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import Endpoint, check_models, endpoints
 from baar_jax.rollout.budget import CapReached, DollarBudget, reserve
 from baar_jax.run import env_arguments
+from baar_jax.store import lock
 
 SAVE_S = 60.0  # Seconds between two writings of the file.
 # Assumed by a dry run: the tokens of a conversation and of a reply, the share of first
@@ -321,21 +321,6 @@ def list_wanted(env: Code) -> list[Function]:
     for function in deal(env.functions, task_id):
       wanted[function.id] = function
   return [*wanted.values()]
-
-
-def lock(path: Path) -> TextIO:
-  """Open a file that no other process may have open, and make its directory.
-
-  Raises:
-    ValueError: another process has it.
-  """
-  path.parent.mkdir(parents=True, exist_ok=True)
-  file = path.open("a")
-  try:
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    raise ValueError(f"another process is using {path}: wait for its end") from None
-  return file
 
 
 def estimate(config: Config, calls: float, in_flight: int) -> str:
