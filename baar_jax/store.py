@@ -30,6 +30,9 @@ EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Other files are refused.
 VERSION = 5
+OTHER_VERSION = (
+  "{} was made by an older or a newer version of this program: choose another run"
+)
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
@@ -143,10 +146,7 @@ class Store:
         "free disk space, restore the file from a copy, or move it away"
       ) from error
     if version not in (0, VERSION):
-      raise ValueError(
-        f"{path} was made by an older or a newer version of this program: "
-        "choose another --config.name"
-      )
+      raise ValueError(OTHER_VERSION.format(path))
 
   def _create(self) -> None:
     """Create the tables in a new file."""
@@ -254,6 +254,8 @@ class Store:
       )
     path = require_file(directory / "episodes.sqlite")
     self._db.execute("ATTACH ? AS other", (str(path),))
+    if self._db.execute("PRAGMA other.user_version").fetchone() != (VERSION,):
+      raise ValueError(OTHER_VERSION.format(path))
     groups = ", ".join(map(str, seeds))
     with self._db:
       self._db.execute("INSERT INTO tasks SELECT * FROM other.tasks")
@@ -459,7 +461,7 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_json(path.read_bytes())
+    stored = TypeAdapter(Config).validate_json(require_file(path).read_bytes())
   except ValidationError:
     raise ValueError(
       f"{path} is damaged, or was made by an older version: {RESTORE}"

@@ -1,6 +1,8 @@
 """The errors of a run's directory, its store, its stages and its report."""
 
 import fcntl
+import os
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -121,6 +123,11 @@ def change_prompts(config: Config) -> None:
   path.write_text(path.read_text().replace("Action:", "Do:"))
 
 
+def make_older(config: Config) -> None:
+  with closing(sqlite3.connect(Path(config.reuse, "episodes.sqlite"))) as db:
+    db.execute("PRAGMA user_version = 4")
+
+
 def change_recording(tmp: Path) -> None:
   config = tickets.configure(tmp)
   for trials in (1, 2):
@@ -165,7 +172,7 @@ CASES = [
   ),
   ("TMP/store is no episode store...free disk space, restore...", damage_file),
   (
-    "TMP/store was made by an older or a newer version...choose another --config.name",
+    "TMP/store was made by an older or a newer version...choose another run",
     change_store,
     f"PRAGMA user_version = {VERSION - 1}",
     lambda store: Store(store._path),
@@ -180,6 +187,11 @@ CASES = [
     "TMP/tiny/config.json is damaged, or was made by an older version: restore...",
     change_run,
     lambda run: (run / "config.json").write_text("{"),
+  ),
+  (
+    "TMP/tiny/config.json is missing or not a regular file",
+    change_run,
+    lambda run: (run / "config.json").unlink() or os.mkfifo(run / "config.json"),
   ),
   (
     "TMP/tiny/episodes.sqlite is missing or empty...dollars are unknown: restore...",
@@ -227,6 +239,7 @@ CASES = [
     lambda config: vars(config.env).update(max_steps=9),
   ),
   ("--config.reuse=TMP/tiny was played with other prompts...", reuse, change_prompts),
+  ("TMP/tiny/episodes.sqlite was made by an older or...", reuse, make_older),
   ("TMP/tiny was played with another state of the recording TMP...", change_recording),
   ("the processes have different --config.seed: start all...", differ),
   (
