@@ -48,23 +48,27 @@ class Decider:
     The first waiting call runs the policy in a thread. The other calls await the
     result.
     """
-    result = asyncio.get_running_loop().create_future()
-    self._ready[live] = result
+    self._ready[live] = result = asyncio.get_running_loop().create_future()
     try:
-      async with self._lock:
-        while not result.done():
-          waiting = [call for call, future in self._ready.items() if not future.done()]
-          batch = waiting[: self._rows]
-          decisions = await asyncio.to_thread(self.choose, batch)
-          for call, decision in zip(batch, decisions):
-            # A call is missing here if its client has dropped it meanwhile.
-            if call in self._ready:
-              self._ready[call].set_result(decision)
+      # If this call is cancelled, the thread still chooses, and no other may.
+      await asyncio.shield(self._choose_until(live))
       return result.result()
     finally:
       # An error of the policy ends this call alone. The other waiting calls run the
       # policy again.
       del self._ready[live]
+
+  async def _choose_until(self, live: Live) -> None:
+    """Choose for batches of waiting episodes, until one has its decision or is gone."""
+    async with self._lock:
+      while live in self._ready and not self._ready[live].done():
+        waiting = [call for call, future in self._ready.items() if not future.done()]
+        batch = waiting[: self._rows]
+        decisions = await asyncio.to_thread(self.choose, batch)
+        for call, decision in zip(batch, decisions):
+          # A call is missing here if its client has dropped it meanwhile.
+          if call in self._ready:
+            self._ready[call].set_result(decision)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Return the policy's decisions for different episodes.

@@ -143,10 +143,11 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   policies = {}
   for name, spec in client_specs(run.config).items():
     policies[name] = loader.build(spec)
-  # A session gets another policy in its place; see plan.py.
-  policies[COLLECT] = policies["random"]
-  is_collecting = config.policy == COLLECT and has_router(run)
-  if config.policy == ROUTER or config.shadow or is_collecting:
+  is_collecting = config.policy == COLLECT
+  if is_collecting:
+    # A session gets another policy in its place; see plan.py.
+    policies[COLLECT] = policies["random"]
+  if config.policy == ROUTER or config.shadow or (is_collecting and has_router(run)):
     source = find_router_files(config.router, files)
     policies[ROUTER] = open_router(source, config.max_sessions)
   for policy in policies.values():

@@ -183,12 +183,11 @@ class Exchange:
       fields.model_dump_json(),
       hash_text(text),
     )
-    earlier = [found for found in self._deliveries.pop(place, ()) if not found.is_over]
+    earlier = [found for found in self._deliveries.get(place, ()) if not found.is_over]
     for delivery in earlier:
       is_shared = fields.purse and not delivery.is_done
       if delivery.is_repeatable and (is_shared or delivery.is_dropped):
         delivery.is_dropped = False
-        self._deliveries[place] = earlier
         return delivery
     failed = next((found for found in earlier if found.is_done and found.call), None)
     if failed:
@@ -203,6 +202,8 @@ class Exchange:
       FOREIGN_HISTORIES.inc(call.is_foreign)
     call.purse.callers += 1
     delivery = Delivery(call)
+    # The newest place is the last one.
+    self._deliveries.pop(place, None)
     self._deliveries[place] = [*earlier, delivery]
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if all(old.is_done for old in self._deliveries[old_place]):

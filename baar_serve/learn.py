@@ -46,13 +46,25 @@ WAITS_S = (0, 1, 10)
 SETTLED = 0.05
 
 
-def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
+class Agent(NamedTuple):
+  """How an agent plays a task.
+
+  Attributes:
+    command: the command that plays the task in BAAR_TASK; "" plays nothing.
+    timeout_s: the seconds after which it is ended.
+  """
+
+  command: str
+  timeout_s: float = 3600.0
+
+
+def learn(config: ServeConfig, agent: Agent, path: str, max_usd: float) -> None:
   """Play what is missing, train the router, choose its default, and report.
 
   The run's stored sessions are the only state, so a command that was killed goes on.
 
   Args:
-    agent: the command that plays the task in BAAR_TASK; "" plays nothing.
+    agent: the agent that plays the tasks.
     path: the file with a task on each line.
     max_usd: the most US dollars of all sessions together.
 
@@ -61,7 +73,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
       too low.
   """
   names = []
-  if agent:
+  if agent.command:
     names = re.findall(r"\S.*\S|\S", require_file(Path(path)).read_text())
     if len({*names}) < len(SPLIT_OF) or not max_usd:
       raise ValueError(
@@ -84,7 +96,7 @@ def learn(config: ServeConfig, agent: str, path: str, max_usd: float) -> None:
         name_task(run.store, name, "", run.config.env.max_steps)
       for _ in range(MIXES):
         needs = list_needs(run, split)
-        if agent and needs:
+        if agent.command and needs:
           play_all(config, run, needs, agent)
       if split == "train":
         collect.update_vocabulary(run)
@@ -166,12 +178,16 @@ def serving(app: App) -> Iterator[str]:
     server = make_server(app)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+      yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+      server.should_exit = True
+      thread.join()
 
 
-def play_all(config: ServeConfig, run: Run, needs: Sequence[Need], agent: str) -> None:
+def play_all(
+  config: ServeConfig, run: Run, needs: Sequence[Need], agent: Agent
+) -> None:
   """Play and score sessions, a few at once.
 
   A session that a killed command has left open is renamed, so that it is played from
@@ -210,7 +226,7 @@ def play_all(config: ServeConfig, run: Run, needs: Sequence[Need], agent: str) -
 
 
 def play_session(
-  config: ServeConfig, run: Run, url: str, agent: str, need: Need
+  config: ServeConfig, run: Run, url: str, agent: Agent, need: Need
 ) -> float:
   """Play a session by the agent's command, and send its score to the endpoint.
 
@@ -221,8 +237,8 @@ def play_session(
     The session's dollars.
 
   Raises:
-    ValueError: the agent made no call, a call was refused, the last one failed, or
-      there is no score.
+    ValueError: the agent made no call or took too long, a call was refused, the last
+      one failed, or there is no score.
   """
   name = need.session
   path = run.dir / "agent.log"
@@ -237,13 +253,20 @@ def play_session(
       OPENAI_API_BASE=f"{url}/s/{name}/v1",
       ANTHROPIC_BASE_URL=f"{url}/s/{name}",
     )
-    code = subprocess.run(
-      shlex.split(agent),
-      env=KEYS | os.environ | variables,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-    ).returncode
+    try:
+      code = subprocess.run(
+        shlex.split(agent.command),
+        env=KEYS | os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        timeout=agent.timeout_s,
+      ).returncode
+    except subprocess.TimeoutExpired:
+      raise ValueError(
+        f"Session {name} took longer than --agent_timeout_s; see {path}. Raise it, or "
+        "correct the agent, and run the same command again."
+      ) from None
     text = str(float(code == 0))
     if score_file.exists():
       text = score_file.read_text()
@@ -277,10 +300,17 @@ def play_session(
 def command() -> None:
   """Run the command line."""
   flags.DEFINE_string("agent", "", "Command that plays the task in BAAR_TASK.")
+  flags.DEFINE_float("agent_timeout_s", 3600.0, "Seconds of a session.", 0.0)
   flags.DEFINE_string("tasks", "", "File with a task on each line.")
   flags.DEFINE_float("max_usd", 0.0, "Most US dollars of all sessions.", 0.0)
   values = flags.FLAGS
-  run_command(lambda config: learn(config, values.agent, values.tasks, values.max_usd))
+
+  def start(config: ServeConfig) -> None:
+    """Learn with the flags of the command line."""
+    agent = Agent(values.agent, values.agent_timeout_s)
+    learn(config, agent, values.tasks, values.max_usd)
+
+  run_command(start)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from baar_jax.mesh import one_device
 from baar_jax.open import load_heads, load_vocabulary
 from baar_jax.report.frontier import interval
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.router.inputs import describe, read_states
+from baar_jax.router.inputs import Tracker, describe, read_states
 from baar_jax.store import Store, read_run
 from baar_serve.config import ServeConfig, run_command
 from baar_serve.episodes import client_specs
@@ -39,7 +39,6 @@ from baar_serve.plan import list_router_specs
 STORE = "episodes.sqlite"
 LEAST_SIZE = 10.0  # Fewer effective sessions correct nothing.
 RESAMPLES = 200
-FACTS = 26  # number of facts, the first features of a state
 RIDGE = 1e-3  # added to the diagonal of the fit of the values
 TINY = 1e-300
 
@@ -170,7 +169,10 @@ def read_sample(
     )
   episodes.sort(key=lambda episode: episode.task_id)
   heads = load_heads(files)
-  states = read_states(load_vocabulary(files), tasks, episodes)
+  vocabulary = load_vocabulary(files)
+  states = read_states(vocabulary, tasks, episodes)
+  tracker = Tracker(vocabulary, tasks[episodes[0].task_id])
+  tracker.see("")
   data = make_transitions(states, episodes, 1.0)
   models = np.eye(len(files.config.models.names))
   chances = []
@@ -195,7 +197,7 @@ def read_sample(
     np.array(chances),
     models[data.model_N],
     np.stack([data.gain_N, data.cost_N], axis=1),
-    np.hstack([*inputs, terms_NxT, states.features_NxD[:, :FACTS]]),
+    np.hstack([*inputs, terms_NxT, states.features_NxD[:, : len(tracker.facts)]]),
   )
   return sample, targets
 

@@ -3,6 +3,9 @@
 import asyncio
 import concurrent.futures
 import functools
+import sqlite3
+import threading
+from unittest import mock
 
 import pytest
 from endpoint import ASK, REPLY, assistant, user
@@ -13,6 +16,8 @@ from baar_jax.llms.provider import FAILED
 from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
+from baar_serve.forms.chat_completions import FORM
+from baar_serve.request import ClientKey, ClientRequest
 
 
 def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
@@ -90,8 +95,7 @@ def test_a_session_with_a_call_in_flight_has_no_score(client):
 
 
 def test_a_failed_batch_ends_only_the_call_that_ran_it():
-  """The first call decides alone. The second decides for both others and fails.
-  Then the third decides again."""
+  """The first call decides for all and fails. Then the second decides for both."""
   picks = iter((0, 2))
   policy = RulePolicy(PolicySpec("p"), lambda live, spec: (0, 1)[next(picks, 1)])
   decider = Decider(policy, rows=3)
@@ -102,7 +106,52 @@ def test_a_failed_batch_ends_only_the_call_that_ran_it():
     return await asyncio.gather(*calls, return_exceptions=True)
 
   first, second, third = asyncio.run(gather())
-  assert (first.model, third.model) == (0, 1) and isinstance(second, IndexError)
+  assert isinstance(first, IndexError) and (second.model, third.model) == (1, 1)
+
+
+def test_a_cancelled_call_keeps_others_out_until_its_thread_ends():
+  begun, goes_on, other = [threading.Event() for _ in range(3)]
+  running = []
+
+  def rule(live, spec):
+    running.append(live.task.id)
+    (other if begun.is_set() else begun).set()
+    goes_on.wait(20)
+    running.append("end")
+    return 1
+
+  decider = Decider(RulePolicy(PolicySpec("p"), rule), rows=2)
+  lives = [Live(Job(Task(name, "test", "go", 9), "test", 0)) for name in "ab"]
+
+  async def decide():
+    first = asyncio.create_task(decider.decide(lives[0]))
+    await asyncio.to_thread(begun.wait, 20)
+    first.cancel()
+    second = asyncio.create_task(decider.decide(lives[1]))
+    await asyncio.to_thread(other.wait, 0.2)
+    goes_on.set()
+    return await asyncio.gather(first, second, return_exceptions=True)
+
+  first, second = asyncio.run(decide())
+  assert isinstance(first, asyncio.CancelledError) and second.model == 1
+  assert running == ["a", "end", "b", "end"]
+
+
+def test_a_full_disk_forgets_no_answer_that_is_being_made(client, monkeypatch):
+  exchange = client.exchange
+  monkeypatch.setattr(exchange, "start", lambda work: work.close())
+  request = ClientRequest(ClientKey(), FORM, {}, {"model": "baar", "messages": ASK})
+  refuse = mock.Mock(side_effect=sqlite3.OperationalError)
+
+  async def deliver():
+    first = exchange.deliver(request, client.http.app.desk.receive)
+    with pytest.raises(sqlite3.OperationalError):
+      exchange.deliver(request, refuse)
+    first.is_dropped = True  # Its client leaves, and calls again.
+    return first, exchange.deliver(request, refuse)
+
+  first, again = asyncio.run(deliver())
+  assert again is first
 
 
 def test_responses_refer_to_earlier_ones(client, upstream, monkeypatch):

@@ -13,7 +13,7 @@ from endpoint import ASK, REPLY, Client, assistant, user
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import judge, learn
+from baar_serve.learn import Agent, judge, learn
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -120,6 +120,7 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
     (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
     (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
     (6, "{agent}; true", "a failed model has stopped it"),
+    (8, "sleep 60", "took longer than --agent_timeout_s; see .*agent.log"),
     (7, "{agent}", r"the score 'much small-None-[0-9a-f]{12}-0\\n'"),
   ],
 )
@@ -135,7 +136,8 @@ def test_what_cannot_be_scored_stops_the_command(
   tasks.write_text("\n".join(map(str, range(count))))
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
-    learn(config, f"sh -c '{script.format(agent=agent)}'", str(tasks), 5.0)
+    words = f"sh -c '{script.format(agent=agent)}'"
+    learn(config, Agent(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
 
 
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
@@ -147,7 +149,7 @@ def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatc
   monkeypatch.setattr("baar_serve.learn.play_session", play)
   (tmp_path / "tasks.txt").write_text("a\nb\nc\nd\ne")
   with pytest.raises(ValueError, match="has .0.5000 left, and 1 sessions may cost .1"):
-    learn(start("money"), "true", str(tmp_path / "tasks.txt"), 3.5)
+    learn(start("money"), Agent("true"), str(tmp_path / "tasks.txt"), 3.5)
 
 
 @pytest.fixture
