@@ -304,6 +304,7 @@ class App(Starlette):
       fields = dict(
         estimates=estimates,
         totals=self._list_totals(find_client(request, key), minute),
+        changes=sum((found.list_changes() for found in exchange.upstreams), []),
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
         older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
       )

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import re
 import time
 from typing import NamedTuple
 from urllib.parse import quote
@@ -24,11 +23,12 @@ from baar_serve.request import (
   hash_prefix,
   write_headers,
 )
+from baar_serve.settings import Change, find_change
 
 # The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
 LEAST_REPLY = 256
-# The words of a model that refuses another model's reasoning, or settings of reasoning.
-REASONING = re.compile("reasoning|thinking|signature|encrypted")
+# The most changes of one call that a model may ask for (our choice).
+MOST_CHANGES = 5
 # The warning to a client that may have rewritten the replies of this server.
 FOREIGN = (
   "None of the replies in this history is of this server, so a new conversation began, "
@@ -66,11 +66,6 @@ FAMILIES = {
 # The longest reply that is assumed if neither it nor the window is known (our choice).
 # It bounds the cost of a reply without a limit.
 ASSUMED_REPLY = 128_000
-# A model's words for a limit on the reply that is too high for it.
-TOO_HIGH = re.compile(
-  r"(?!.*(unsupported|unknown|unrecognized|not (supported|permitted)|least|minimum))"
-  r"(?=.*\d{3}).*(max\w*_tokens|completion|context length)"
-)
 
 
 class Limits(NamedTuple):
@@ -81,11 +76,13 @@ class Limits(NamedTuple):
     reply_tokens: the tokens of the longest reply, as far as it is known.
     context_tokens: the tokens of the window, which holds the prompt and the reply;
       infinite if it is not known.
+    is_known: whether `reply_tokens` is known, and not assumed.
   """
 
   tokenizer: str
   reply_tokens: int
   context_tokens: float
+  is_known: bool
 
 
 def find_limits(config: UpstreamsConfig, index: int) -> Limits:
@@ -101,8 +98,10 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
-  reply_tokens = reply_tokens or window or ASSUMED_REPLY
-  return Limits(tokenizer or name, reply_tokens, window or math.inf)
+  known = reply_tokens or window
+  return Limits(
+    tokenizer or name, known or ASSUMED_REPLY, window or math.inf, bool(known)
+  )
 
 
 @dataclasses.dataclass(eq=False)
@@ -240,8 +239,19 @@ class Offer(NamedTuple):
   is_sent: bool
 
 
+def is_refused(answer: Whole | Stream | Outcome) -> bool:
+  """Tell whether a model has refused a request as wrong."""
+  return isinstance(answer, Outcome) and answer.status in (400, 422)
+
+
 class Upstream(Client):
-  """An upstream model, to which this server forwards clients' calls."""
+  """An upstream model, to which this server forwards clients' calls.
+
+  Attributes:
+    limits_A: the limits of all models.
+    limits: the limits of this one.
+    changes: what the model has never taken so far, by wire form and field.
+  """
 
   def __post_init__(self) -> None:
     """Prepare the HTTP client, and look up the limits of all models.
@@ -253,6 +263,7 @@ class Upstream(Client):
     indices = range(len(self.config.names))
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
+    self.changes: dict[tuple[str, str], Change] = {}
 
   def offers(self, form: WireForm) -> bool:
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
@@ -268,9 +279,14 @@ class Upstream(Client):
     """
     form = call.form
     request = form.write_request(call.write_body(self.config_index), self.endpoint)
+    for (path, _), change in self.changes.items():
+      if path == form.path:
+        request = change.apply(request)
     prompt = self._bound_prompt(call, request)
     most = form.find_limit(request) or config.max_reply_tokens
     is_ours = not most
+    if most and self.limits.is_known:
+      most = min(most, self.limits.reply_tokens)
     if not most:
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
@@ -317,9 +333,10 @@ class Upstream(Client):
   async def attempt(self, call: "ClientCall", offer: Offer) -> Whole | Stream | Outcome:
     """Send a call to this model once.
 
-    If the model refuses the reasoning in the call, its settings of reasoning, or a
-    limit on the reply that this server has added, the call is sent once more without
-    them. The refusal costs nothing.
+    If the model refuses a setting, the reasoning in the call, or a limit on the reply,
+    the call is sent again without it, or with the limit that the refusal names. A
+    refusal costs nothing, and what is sent instead costs no more than the offer. What
+    the model never takes is left out of later requests.
 
     Args:
       offer: what the call may cost.
@@ -342,18 +359,22 @@ class Upstream(Client):
       path=path,
       headers=pick_headers(call.request.headers, PASSED_HEADERS),
     )
+    is_added = prepared.is_ours and offer.reply_tokens == prepared.most_tokens
+    changes = []
     answer = await send(request)
-    is_refused = isinstance(answer, Outcome) and answer.status in (400, 422)
-    message = answer.message.lower() if is_refused else ""
-    # A limit that a cap has shrunk may as well be too low.
-    is_longest = offer.is_sent and offer.reply_tokens == prepared.most_tokens
-    if REASONING.search(message):
-      # The tokens of the second request bound no later one.
+    while is_refused(answer) and len(changes) < MOST_CHANGES:
+      change = find_change(answer, request, call.form, is_added)
+      changed = change.apply(request) if change else request
+      if changed == request:
+        break
+      request = changed
+      changes.append(change)
+      # The tokens of a changed request bound no later one.
       call.prefix = None
-      answer = await send(drop_reasoning(request))
-    elif is_longest and prepared.is_ours and TOO_HIGH.match(message):
-      # No reply of the model is longer than the refused limit, so its cost is bounded.
-      answer = await send(prepared.request)
+      answer = await send(request)
+    if changes and not is_refused(answer):
+      lasting = {(call.form.path, x.field): x for x in changes if x.is_lasting}
+      self.changes |= lasting
     if isinstance(answer, Whole):
       try:
         call.form.read_reply(answer.fields)
@@ -362,6 +383,13 @@ class Upstream(Client):
       except MALFORMED:
         answer = UNREADABLE
     return answer
+
+  def list_changes(self) -> list[dict]:
+    """List what the model has never taken, and what is sent in its place."""
+    return [
+      dict(model=self.name, refuses=change.field, form=path, sent=change.value)
+      for (path, _), change in self.changes.items()
+    ]
 
   def refuse(self, outcome: Outcome) -> Refusal:
     """Make the error answer for a client after a failed attempt at this model."""

@@ -181,6 +181,7 @@ class Complaint(NamedTuple):
   message: str
   type: str
   code: str
+  param: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +203,7 @@ class Outcome:
     message: the provider's error message, without the key.
     type: the provider's type of the error.
     code: the provider's code of the error.
+    param: the field of the request that the provider names.
     headers: the provider's headers about retries.
   """
 
@@ -217,6 +219,7 @@ class Outcome:
   message: str = ""
   type: str = ""
   code: str = ""
+  param: str = ""
   headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -270,6 +273,7 @@ def read_refusal(
     message=complaint * is_shown,
     type=clean(error.type, key),
     code=clean(code, key),
+    param=clean(error.param, key),
     headers=headers,
   )
 
