@@ -49,6 +49,7 @@ class AnswerMeter(Meter):
     parts: the usage of each part of an answer that has several, with the name of its
       model; "" is the model that answered.
     multiples: the highest multiple of the list price that each field has told.
+    cut: the indices of the choices that their limit has cut.
     doubt: the reason why the price is uncertain; "" so far.
   """
 
@@ -57,6 +58,7 @@ class AnswerMeter(Meter):
   model: object = ""
   parts: list[tuple[str, "AnswerMeter"]] = dataclasses.field(default_factory=list)
   multiples: dict[str, float] = dataclasses.field(default_factory=dict)
+  cut: set[int] = dataclasses.field(default_factory=set)
   doubt: str = ""
 
   def note_terms(self, fields: Mapping) -> None:
@@ -74,6 +76,10 @@ class AnswerMeter(Meter):
     """Note the usage of an object with all of its parts."""
     super().note(holder)
     self.model = holder.get("model") or self.model
+    choices = holder.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+      if isinstance(choice, dict) and choice.get("finish_reason") == "length":
+        self.cut.add(choice.get("index"))
     usage = holder.get("usage")
     if not isinstance(usage, dict):
       return
@@ -108,7 +114,7 @@ class AnswerMeter(Meter):
       counts["prompt"] = prompt + beside
     super().merge(counts)
 
-  def bill(self, price: Price, worst_case_usd: float) -> Bill:
+  def bill(self, price: Price, worst_case_usd: float, most_tokens: int = 0) -> Bill:
     """Compute the dollars of the answer.
 
     An impossible usage costs the worst case, or more if its counts can mean more. A
@@ -117,6 +123,7 @@ class AnswerMeter(Meter):
     Args:
       price: the price of the model that answered.
       worst_case_usd: the worst case of the call.
+      most_tokens: the tokens of all choices together, if the limit cuts each of them.
     """
     problem = self.doubt
     try:
@@ -126,6 +133,9 @@ class AnswerMeter(Meter):
         part_price = list_price(model) if model else price
         usd += part_price.cost_usd(part.usage())
       usd = max(usd, price.cost_usd(usage))
+      if len(self.cut) > 1 and usage.completion_tokens < most_tokens:
+        usd = worst_case_usd
+        problem = "All choices are cut, and the usage does not count them all."
     except ValueError as error:
       usage = NO_USAGE
       usd = max(worst_case_usd, self._most_usd(price))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from baar_jax.llms.history import hash_text
 from baar_jax.llms.provider import Outcome
 from baar_serve.forms.wire import WireForm, drop_reasoning
 
@@ -32,6 +33,22 @@ SIGNED = re.compile(r"signature|encrypted|redacted|reasoning|thinking")
 LEAST_LIMIT = 1000
 
 
+# What a model may demand beside tool calls of another model, and what it accepts in its
+# place: a blank, and the value that Google documents for such calls.
+DEMANDED = {
+  "reasoning_content": " ",
+  "thought_signature": "skip_thought_signature_validator",
+}
+# The ids of tool calls that models accept, by the model's name; the first row counts.
+CALL_IDS = {
+  "mistral|ministral|codestral|devstral|magistral|pixtral": "[A-Za-z0-9]{9}",
+  "claude": "[A-Za-z0-9_-]{1,64}",
+  r"gpt|\bo\d": ".{1,40}",
+  "": ".*",
+}
+ID_FIELDS = ("tool_call_id", "tool_use_id", "call_id")
+
+
 class Change(NamedTuple):
   """A change of a request that a refusal asks for.
 
@@ -39,7 +56,7 @@ class Change(NamedTuple):
     field: the refused field, such as "temperature" or "output_config.effort"; "" is
       all reasoning in the request.
     value: what takes its place: the highest limit on the reply, the name of the field
-      that takes the value, or None for nothing.
+      that takes the value, what is added (`DEMANDED`), or None for nothing.
     is_lasting: whether the model refuses the field in every request.
   """
 
@@ -51,6 +68,8 @@ class Change(NamedTuple):
     """Return a changed copy of a request; equal if the request lacks the field."""
     if not self.field:
       return drop_reasoning(request)
+    if self.field in DEMANDED:
+      return add_demanded(request, self.field)
     name, _, part = self.field.partition(".")
     changed = {**request}
     value = changed.pop(name, None)
@@ -76,6 +95,42 @@ def drop_edits(request: dict) -> None:
     request["context_management"] = edits | {"edits": rest}
 
 
+def add_demanded(request: Mapping, field: str) -> dict:
+  """Add a field of `DEMANDED` to the messages with tool calls that lack it."""
+  messages = []
+  for message in request.get("messages", ()):
+    calls = message.get("tool_calls")
+    if calls and field == "reasoning_content":
+      message = {field: DEMANDED[field]} | message
+    elif calls:
+      extra = {"extra_content": {"google": {field: DEMANDED[field]}}}
+      message = {**message, "tool_calls": [extra | calls[0], *calls[1:]]}
+    messages.append(message)
+  return {**request, "messages": messages}
+
+
+def fit_ids(value: object, pattern: str) -> object:
+  """Return a copy of messages in which the ids of tool calls match a pattern.
+
+  An id that does not match is replaced by nine digits of its hash, so a call and its
+  result keep the same one.
+  """
+  if isinstance(value, list):
+    return [fit_ids(part, pattern) for part in value]
+  if not isinstance(value, dict):
+    return value
+  is_call = "function" in value or value.get("type") == "tool_use"
+  fitted = {}
+  for name, part in value.items():
+    if name in ID_FIELDS or (name == "id" and is_call):
+      if not re.fullmatch(pattern, str(part)):
+        part = hash_text(str(part))[:9]
+    elif name not in ("arguments", "input", "function"):
+      part = fit_ids(part, pattern)
+    fitted[name] = part
+  return fitted
+
+
 def list_settings(request: Mapping) -> Iterator[str]:
   """List the fields of a request that may be left out, and their own fields."""
   for name, value in request.items():
@@ -99,6 +154,9 @@ def find_change(
       lower one. Then it may be left out, for no reply of the model is longer.
   """
   words = f"{refusal.param} {refusal.message}".lower()
+  for name in DEMANDED:
+    if name in words.replace(" ", "_") and re.search("miss|must|require", words):
+      return Change(name, DEMANDED[name], True)
   is_lasting = bool(NEVER.search(words))
   limits = [name for name in form.limits if request.get(name)]
   if limits and LIMIT.search(words) and is_lasting:

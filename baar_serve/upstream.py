@@ -23,7 +23,7 @@ from baar_serve.request import (
   hash_prefix,
   write_headers,
 )
-from baar_serve.settings import Change, find_change
+from baar_serve.settings import CALL_IDS, Change, find_change, fit_ids
 
 # The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
 LEAST_REPLY = 256
@@ -279,6 +279,9 @@ class Upstream(Client):
     """
     form = call.form
     request = form.write_request(call.write_body(self.config_index), self.endpoint)
+    pattern = find_row(CALL_IDS, self.name)
+    if pattern != ".*":
+      request[form.history] = fit_ids(request[form.history], pattern)
     for (path, _), change in self.changes.items():
       if path == form.path:
         request = change.apply(request)

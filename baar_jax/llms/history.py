@@ -5,6 +5,7 @@ A run's conversations have the ReAct form.
 
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -32,6 +33,8 @@ SURROUNDINGS = re.compile(
   | \AGot\ it\.\ Thanks\ for\ the\ context!\Z               # qwen-code, Gemini CLI
   """
 )
+# Types of parts that hold a model's reasoning.
+REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
 # Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
 # choice); the types of such parts, and the fields that hold their data or address.
 PART_TOKENS = 50_000
@@ -121,20 +124,31 @@ def read_message(message: Mapping) -> Turn:
     ValueError: a field of the message has another type.
   """
   calls = []
-  for call in check_objects(message.get("tool_calls") or [], "tool_calls"):
+  called = check_objects(message.get("tool_calls") or [], "tool_calls")
+  if message.get("function_call"):  # The older form of a single call.
+    called = [*called, {"function": message["function_call"]}]
+  for call in called:
     function = call.get("function") or call.get("custom") or {}
     if not isinstance(function, dict):
       raise ValueError("tool_calls must have the function as a JSON object")
-    arguments = function.get("arguments") or function.get("input") or ""
-    calls.append(ToolCall(check_text(function.get("name", "")), check_text(arguments)))
-  text = read_content(message.get("content"))
+    arguments = write_arguments(function.get("arguments") or function.get("input"))
+    calls.append(ToolCall(check_text(function.get("name", "")), arguments))
+  text = read_content(message.get("content")) or read_content(message.get("refusal"))
   return Turn(check_text(message.get("role")), text, tuple(calls))
+
+
+def write_arguments(arguments: object) -> str:
+  """Write the arguments of a tool call as a text; some models send a JSON object."""
+  if isinstance(arguments, dict):
+    return json.dumps(arguments)
+  return check_text(arguments or "")
 
 
 def read_content(content: object) -> str:
   """Read the text of a message's content: a text, or a list of parts.
 
-  A part without a text is read as its type in brackets, such as "[image_url]".
+  Reasoning is left out. Another part without a text is read as its type in brackets,
+  such as "[image_url]".
 
   Raises:
     ValueError: the content is neither a text nor a list of parts.
@@ -146,6 +160,8 @@ def read_content(content: object) -> str:
   texts = []
   for part in check_objects(content, "content"):
     text = part.get("text")
+    if part.get("type") in REASONING_TYPES:
+      continue
     texts.append(f"[{part.get('type')}]" if text is None else check_text(text))
   return "\n".join(texts)
 

@@ -85,9 +85,7 @@ class Meter:
       usage = {}
     self.note_terms(holder)
     self.note_terms(usage)
-    cost_usd = usage.get("cost")
-    if type(cost_usd) in (int, float):
-      self.cost_usd = max(self.cost_usd, cost_usd)
+    self.cost_usd = max(self.cost_usd, read_cost(usage))
     counts = {}
     self._collect(usage, counts)
     self.merge(counts)
@@ -160,6 +158,22 @@ class Meter:
     if problem:
       raise ImpossibleUsage(f"The usage is impossible: {problem}. Correct the usage.")
     return Usage(prompt, cached, completion, written, hour)
+
+
+def read_cost(usage: Mapping) -> float:
+  """Read the dollars that a provider states in a usage; 0 if it states none.
+
+  Some state an object with the total, or, if the key is the user's own, 0 beside what
+  the model's own provider charges.
+  """
+  cost = usage.get("cost")
+  details = usage.get("cost_details")
+  stated = [cost]
+  if isinstance(cost, dict):
+    stated.append(cost.get("total_cost"))
+  if isinstance(details, dict):
+    stated.append(details.get("upstream_inference_cost"))
+  return max((x for x in stated if type(x) in (int, float)), default=0.0)
 
 
 def read_json(text: str | bytes) -> dict | None:

@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from baar_jax.llms.history import Turn, check_objects, read_message
+from baar_jax.llms.history import (
+  Turn,
+  check_objects,
+  read_content,
+  read_message,
+  write_arguments,
+)
 from baar_jax.llms.provider import Endpoint
 from baar_jax.llms.usage import read_json
 from baar_serve.forms.wire import WireForm
@@ -46,8 +52,12 @@ class ChatCompletions(WireForm):
     for choice in event.get("choices") or ():
       if choice.get("index", 0) == 0:
         delta = choice.get("delta") or {}
-        message["content"] += delta.get("content") or ""
-        for part in delta.get("tool_calls") or ():
+        message["content"] += read_content(delta.get("content"))
+        message["content"] += delta.get("refusal") or ""
+        parts = [*(delta.get("tool_calls") or ())]
+        if delta.get("function_call"):
+          parts.append({"function": delta["function_call"]})
+        for part in parts:
           _extend_call(message.setdefault("tool_calls", []), part)
 
   def is_hidden(self, event: Mapping, body: Mapping) -> bool:
@@ -65,7 +75,7 @@ def _extend_call(calls: list[dict], part: Mapping) -> None:
   """
   fields = part.get("function") or part.get("custom") or {}
   name = fields.get("name") or ""
-  arguments = fields.get("arguments") or fields.get("input") or ""
+  arguments = write_arguments(fields.get("arguments") or fields.get("input"))
   index = part.get("index")
   same = [call for call in calls if index in (None, call["index"])]
   if not same or name and _is_next(same[-1], part.get("id"), name, arguments):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 from baar_jax.llms.history import (
+  REASONING_TYPES,
   ToolCall,
   Turn,
   check_objects,
@@ -11,7 +12,7 @@ from baar_jax.llms.history import (
   read_content,
 )
 from baar_jax.llms.provider import Endpoint
-from baar_serve.forms.wire import REASONING_TYPES, WireForm
+from baar_serve.forms.wire import WireForm
 
 
 def read_blocks(role: str, content: object) -> list[Turn]:

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from baar_jax.llms.history import Turn, check_objects, read_content
+from baar_jax.llms.history import (
+  REASONING_TYPES,
+  Turn,
+  check_objects,
+  read_content,
+)
 from baar_jax.llms.provider import Endpoint
 
 
@@ -115,8 +120,7 @@ class WireForm:
     return self.write_error(error)
 
 
-# Types of parts and names of fields that hold reasoning, and settings of reasoning.
-REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
+# Names of fields that hold reasoning, and settings of reasoning.
 REASONING_FIELDS = (
   "encrypted_content",
   "extra_content",

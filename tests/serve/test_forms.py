@@ -109,6 +109,7 @@ def test_errors_are_read_and_written_in_the_form(path):
   expected = load(path, "expected.json")["error"]
   error = load(path, "error.json")
   read = read_error(json.dumps(error))
+  expected["param"] = error["error"].get("param")
   assert read._asdict() == {name: value or "" for name, value in expected.items()}
   written = FORMS[path].write_error(dict(message="m", type="t", code="c"))
   assert written["error"].keys() >= error["error"].keys() - {"param"}
@@ -167,6 +168,41 @@ def test_doubtful_answers_are_not_priced(texts, problem):
     meter.read(text)
   with pytest.raises(ImpossibleUsage, match=problem):
     meter.usage()
+
+
+LOOK = {"name": "look", "arguments": '{"at": "door"}'}
+
+
+@pytest.mark.parametrize(
+  "message, text, calls",
+  [
+    (
+      {
+        "content": [
+          {"type": "thinking", "thinking": []},
+          {"type": "text", "text": "Go."},
+        ]
+      },
+      "Go.",
+      0,
+    ),
+    (
+      {"tool_calls": [{"id": "1", "function": LOOK | {"arguments": {"at": "door"}}}]},
+      "",
+      1,
+    ),
+    ({"content": None, "function_call": LOOK}, "", 1),
+    ({"content": None, "refusal": "I cannot."}, "I cannot.", 0),
+  ],
+)
+def test_replies_in_other_shapes_are_read_whole_and_streamed(message, text, calls):
+  form = FORMS["chat/completions"]
+  turn = form.read_reply({"choices": [{"message": message}]})
+  assert (turn.role, turn.text) == ("assistant", text)
+  assert [(c.name, c.arguments) for c in turn.calls] == [(*LOOK.values(),)] * calls
+  answer = {}
+  form.collect(answer, {"choices": [{"delta": message}]})
+  assert form.read_reply(answer) == turn
 
 
 def test_a_reply_is_known_again_without_layout():

@@ -1,10 +1,11 @@
 """Test caps, the limits and failures of models, and safe switches between them."""
 
 import json
+import re
 
 import pytest
 import standin
-from endpoint import ASK, REPLY, assistant, user
+from endpoint import ASK, REPLY, TOKENS, assistant, user
 from standin_forms import Reply
 
 from baar_serve.config import UpstreamsConfig
@@ -393,6 +394,112 @@ def test_what_a_model_never_takes_is_left_out_from_then_on(open_client, upstream
   assert sent[4:] == [["top_p"], [], ["top_p"]]
   page = client.http.get("/").text
   assert page.count("logprobs") == 1 and "top_p" not in page
+
+
+@pytest.mark.parametrize(
+  "path, name, id_, fitted",
+  [
+    ("chat/completions", "mistral-large", "functions.ls:0", "[0-9a-f]{9}"),
+    ("chat/completions", "mistral-large", "AbCdEf123", "AbCdEf123"),
+    ("chat/completions", "gpt-9", "x" * 41, "[0-9a-f]{9}"),
+    ("chat/completions", "kimi-k2", "toolu_01", "toolu_01"),
+    ("messages", "claude-opus-9", "functions.ls:0", "[0-9a-f]{9}"),
+    ("messages", "claude-opus-9", "call_9-a", "call_9-a"),
+    ("responses", "gpt-9", "call " * 9, "[0-9a-f]{9}"),
+  ],
+)
+def test_ids_of_tool_calls_fit_the_model(
+  open_client, upstream, path, name, id_, fitted
+):
+  """A call and its result keep one id, and nothing else changes."""
+  arguments = {"id": "functions.ls:0", "call_id": "functions.ls:0"}
+  if path == "chat/completions":
+    function = {"name": "ls", "arguments": json.dumps(arguments)}
+    called = {"role": "assistant", "tool_calls": [{"id": id_, "function": function}]}
+    history = [called, {"role": "tool", "tool_call_id": id_, "content": "ok"}]
+  elif path == "messages":
+    use = {"type": "tool_use", "id": id_, "name": "ls", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": id_, "content": "ok"}
+    history = [
+      {"role": "assistant", "content": [use]},
+      {"role": "user", "content": [result]},
+    ]
+  else:
+    called = {"type": "function_call", "call_id": id_, "name": "ls", "arguments": "{}"}
+    history = [called, {"type": "function_call_output", "call_id": id_, "output": "ok"}]
+  history = [user("Go."), *history]
+  client = open_client(models={"names": (name, "z")})
+  assert call(client, path, history).status_code == 200
+  sent = upstream.seen[0][FORMS[path][0]]
+  (new,) = set(
+    re.findall(
+      rf'"(?:id|tool_call_id|tool_use_id|call_id)": "({fitted})"', json.dumps(sent)
+    )
+  )
+  assert json.dumps(sent).count(f'"{new}"') == 2
+  assert json.loads(json.dumps(sent).replace(f'"{new}"', json.dumps(id_))) == history
+
+
+@pytest.mark.parametrize(
+  "words, added",
+  [
+    ("400 Missing `reasoning_content` in message 2", {"reasoning_content": " "}),
+    ("400 Function call is missing a thought_signature", {"thought_signature": "skip"}),
+  ],
+)
+def test_what_a_model_demands_beside_anothers_calls_is_added(
+  open_client, upstream, words, added
+):
+  upstream.fault = [words]
+  function = {"name": "ls", "arguments": "{}"}
+  called = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+  history = [
+    user("Go."),
+    called,
+    {"role": "tool", "tool_call_id": "a", "content": "ok"},
+  ]
+  client = open_client()
+  for _ in range(2):
+    assert call(client, "chat/completions", history).status_code == 200
+    history = [*history, assistant(REPLY), user("On.")]
+  first, *later = [json.dumps(request["messages"][1]) for request in upstream.seen]
+  ((name, value),) = added.items()
+  assert name not in first and len(later) == 2
+  assert all(f'"{name}": "{value}' in text for text in later)
+
+
+@pytest.mark.parametrize(
+  "usage, usd",
+  [
+    ({"cost": {"total_cost": 0.3}}, 0.3),
+    ({"cost": 0, "cost_details": {"upstream_inference_cost": 0.2}}, 0.2),
+  ],
+)
+def test_dollars_that_a_gateway_states_are_booked(
+  client, upstream, monkeypatch, usage, usd
+):
+  monkeypatch.setitem(standin.FAULTS, "stated", standin.fault(usage=usage))
+  upstream.fault = "stated"
+  client.chat()
+  assert client.session()["spent_usd"] == usd
+
+
+@pytest.mark.parametrize("tokens, usd", [(TOKENS, None), (3 * TOKENS, 0.001209)])
+def test_choices_that_a_usage_leaves_out_are_paid(
+  client, upstream, monkeypatch, capsys, tokens, usd
+):
+  """All three replies are cut at their limit, and the usage counts one, or all."""
+  choice = {"message": {"content": "Go."}, "finish_reason": "length"}
+  choices = [choice | {"index": index} for index in range(3)]
+  usage = dict(prompt_tokens=9, completion_tokens=tokens, total_tokens=9 + tokens)
+  cut = standin.fault(usage=usage, choices=choices)
+  monkeypatch.setitem(standin.FAULTS, "cut", cut)
+  upstream.fault = "cut"
+  client.chat(n=3)
+  worst = client.exchange.upstreams[0].prepare(client.receive(n=3), client.config)
+  expected = usd or worst.offer(1.0).worst_case_usd
+  assert client.session()["spent_usd"] == pytest.approx(expected)
+  assert ("usage does not count them all" in capsys.readouterr().err) == (usd is None)
 
 
 def test_a_providers_words_about_retries_reach_the_client(open_client, upstream):
