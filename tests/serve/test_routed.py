@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import standin
@@ -264,102 +265,13 @@ def test_reasoning_stays_with_the_model_that_wrote_it(open_client, upstream, pat
   assert "SECRET input" in large and "fc_" not in large
 
 
-CLAUDE = {
-  "max_tokens": 128_000,
-  "thinking": {"type": "adaptive"},
-  "output_config": {"effort": "high", "format": {"type": "json_schema"}},
-  "context_management": {
-    "edits": [{"type": "clear_thinking_1"}, {"type": "clear_tools"}]
-  },
-}
-MAX = "max_completion_tokens"
+GOLDEN = Path(__file__).parent / "golden" / "refusals.json"
+# The words of real refusals, whose status is 400 or 422, with the fields of the call, and
+# what the second request has in their place; null is no second request.
+REFUSALS = [(*case.values(),) for case in json.loads(GOLDEN.read_text())]
 
 
-# By the words of real refusals, whose status is 400 or 422: the fields of the call, and
-# what the second request has in their place.
-@pytest.mark.parametrize(
-  "path, words, fields, changed",
-  [
-    (
-      "messages",
-      "400 This model does not support the effort parameter.",
-      CLAUDE,
-      CLAUDE | {"output_config": {"format": {"type": "json_schema"}}},
-    ),
-    (
-      "messages",
-      "400 adaptive thinking is not supported on this model",
-      CLAUDE,
-      CLAUDE
-      | {"thinking": None, "context_management": {"edits": [{"type": "clear_tools"}]}},
-    ),
-    (
-      "messages",
-      "400 max_tokens: 128000 > 64000, which is the maximum allowed number",
-      CLAUDE,
-      CLAUDE | {"max_tokens": 64_000},
-    ),
-    (
-      "messages",
-      "400 messages.1.content.0: Invalid `signature` in `thinking` block",
-      {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-      {"thinking": None},
-    ),
-    (
-      "responses",
-      "400 Unsupported parameter: 'text.verbosity' is not supported with this model.",
-      {"text": {"verbosity": "low", "format": {"type": "text"}}},
-      {"text": {"format": {"type": "text"}}},
-    ),
-    (
-      "chat/completions",
-      "400 Unsupported value: 'temperature' does not support 0.2 with this model.",
-      {"temperature": 0.2, "seed": 1},
-      {"temperature": None, "seed": 1},
-    ),
-    (
-      "chat/completions",
-      "400 Use 'max_completion_tokens': 'max_tokens' is not supported with this model.",
-      {"max_tokens": 150, MAX: None},
-      {"max_tokens": None, MAX: 150},
-    ),
-    (
-      "chat/completions",
-      "422 detail: loc: body, stream_options, Extra inputs are not permitted",
-      {"stream_options": {"include_usage": True}, "stream": True},
-      {"stream_options": None, "stream": True},
-    ),
-    (
-      "chat/completions",
-      "400 a maxOutputTokens value of 90000 but the supported range is from 1 "
-      "(inclusive) to 65537 (exclusive).",
-      {MAX: 90_000},
-      {MAX: 65_536},
-    ),
-    (
-      "chat/completions",
-      "400 maximum context length is 8192 tokens; you requested 8300 tokens (300 in the "
-      "messages, 8000 in the completion)",
-      {MAX: 8000},
-      {MAX: 7892},
-    ),
-    (
-      "chat/completions",
-      "400 max_tokens is too large: 9000 (9000 > 8192 - 300 tokens of the context length)",
-      {MAX: 9000},
-      {MAX: 7892},
-    ),
-    (
-      "chat/completions",
-      "422 n_predict: the maximum is 4096",
-      {MAX: 9000},
-      {MAX: 4096},
-    ),
-    ("chat/completions", "400 n_predict: at least 1024", {MAX: 100}, None),
-    ("chat/completions", "400 Invalid schema in tools[0]", {"tools": []}, None),
-    ("chat/completions", "400 unknown field: stop", {"stop": ["x"]}, None),
-  ],
-)
+@pytest.mark.parametrize("path, words, fields, changed", REFUSALS)
 def test_a_call_goes_on_without_what_a_model_refuses(
   open_client, upstream, path, words, fields, changed
 ):
