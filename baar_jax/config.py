@@ -141,7 +141,7 @@ class ModelsConfig:
       or one per model. () is OpenAI's endpoint.
     key_variables: Names of the environment variables with the upstream endpoints' keys:
       one for all models, or one per model. "" stands for an endpoint without a key.
-    temperature: Sampling temperature of the models.
+    temperature: Sampling temperature of the models (our choice; the paper states none).
     max_completion_tokens: Largest number of tokens of a reply in a run that plays
       tasks. The worst case of a call assumes a reply of this length.
     reasoning_effort: Effort that models that reason are asked for, such as "low"; ""
@@ -339,9 +339,10 @@ class BoPOConfig:
     learning_rate: Learning rate of AdamW.
     last_rate: Learning rate after the last gradient step, as a share of
       `learning_rate`. It falls to this share by a cosine; 1 is a constant rate.
-    updates: Number of updates. Each plays one rollout batch and takes one gradient step
-      on it.
-    tasks_per_update: Number of tasks per rollout batch.
+    updates: Number of updates (our choice; the paper states none). Each plays one
+      rollout batch and takes one gradient step on it.
+    tasks_per_update: Number of tasks per rollout batch. We read the paper's batch of 64
+      as 8 tasks with 8 episodes each.
     vanilla_learning_rate: Learning rate of the rival "vanilla". All its other settings
       are BoPO's.
   """
@@ -373,7 +374,8 @@ class BaselinesConfig:
     ablations: Names of ablations. Each ablation is BoPO without one part.
     judge: The judge: the model that the zero-shot router asks. If the models are
       scripted, a rule answers in its place, and costs the judge's price. Its dollars
-      have a prompt cache only if `models.prompt_cache` is True.
+      have a prompt cache only if `models.prompt_cache` is True. Its temperature and its
+      largest reply are our choice; the paper states neither.
   """
 
   rivals: tuple[str, ...] = ()
@@ -393,7 +395,7 @@ class EvaluateConfig:
 
   Attributes:
     seeds: Number of evaluation seeds per task.
-    random_p: Probabilities of LARGE, one per random policy.
+    random_p: Probabilities of LARGE, one per random policy (our choice).
     thresholds: Thresholds, with one policy each; 0.5 is always one. LARGE is called if
       its probability reaches the threshold.
     shares: Shares of LARGE, with one policy each. The policy's threshold is the one at

@@ -78,7 +78,8 @@ class Call:
       of models to route between.
     usage: the billed tokens.
     cost_usd: the method's dollars of the call, also if the reply is replayed.
-    latency_s: seconds that the episode waited for the reply.
+    latency_s: seconds that the episode waited for the reply. No report has them; the
+      paper computes latency from token rates.
     replayed: whether the reply was recorded before, so that the provider is not paid.
     kind: "act" if the agent acted on the reply;
       "proposal" if a cascade asked for the reply but did not take it;

@@ -1,8 +1,8 @@
 """Configure ALFWorld without a key on a CPU, or in the paper's setting.
 
 The setting :paper is the paper's setting, with the differences that docs/evaluation.md
-lists. The paper's tasks are listed in AgentGym's files mappings_train.json and
-mappings_test.json. Copy these files to $ALFWORLD_DATA.
+and the docstrings name. The paper's tasks are listed in AgentGym's files
+mappings_train.json and mappings_test.json. Copy these files to $ALFWORLD_DATA.
 """
 
 from baar_jax import config

@@ -3,12 +3,13 @@
 The models are scripted. Settings:
 
 - paper: the paper's models, GPT-4.1 mini and GPT-4.1.
-- llama: the paper's Llama 3.1 models, at upstream endpoints of your own.
+- llama: the paper's Llama 3.1 models, at upstream endpoints of your own. The paper has
+  72B as LARGE, which does not exist; here it is 70B.
 
-docs/evaluation.md lists where the :paper settings depart from the paper. Its
-ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and named:
-env.options.train_ids and env.options.test_ids (docs/environments.md). Without them, the
-same number of tasks of AgentGym's types comes from the engine's own splits.
+docs/evaluation.md and the docstrings name where the :paper settings depart from the
+paper. Its ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and
+named: env.options.train_ids and env.options.test_ids (docs/environments.md). Without
+them, the same number of tasks of AgentGym's types comes from the engine's own splits.
 """
 
 from baar_jax import config

@@ -1,6 +1,7 @@
 """Read a chat as a task and observations, and write the conversations of runs.
 
-A run's conversations have the ReAct form.
+A run's conversations have the ReAct form, in our own words, because the paper prints no
+prompt of the agent.
 """
 
 import dataclasses

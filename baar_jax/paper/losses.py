@@ -82,7 +82,9 @@ def exact_kl(
       KL = mean over real decisions of sum_a pi(a) * (log pi(a) - log pi_ref(a))
 
   A decision has only A logits, so the sum over models is exact. The paper has a
-  token-level penalty, usually an estimate from samples; the exact sum is our choice.
+  token-level penalty, usually an estimate from samples; the exact sum is our choice. So
+  is the mean over all decisions of a gradient step, in which long episodes weigh more;
+  the paper's penalty is inside the mean over a group.
 
   Args:
     logits_BxSxA: float32, of the router that learns (pi).

@@ -47,6 +47,9 @@ class Profile:
 def make_profile(small: Sequence[Episode], large: Sequence[Episode]) -> Profile:
   """Make the profile of one task from its trials, at least one of each boundary.
 
+  The boundary costs are medians, without failed attempts at calls (our choice; the
+  paper does not define them).
+
   Args:
     small: the trials of always-SMALL.
     large: the trials of always-LARGE.
@@ -133,6 +136,10 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode
   - Intractable: the cheapest trial of always-SMALL.
   - Hard: the cheapest success among the stratified samples. If none succeeded, the
     cheapest success of always-LARGE (our choice, as are the ties of `find_cheapest`).
+
+  For easy and intractable tasks the paper only says "the trajectory", so the choice
+  among their trials is ours. In its ablation without stratified samples the reference
+  is always-LARGE's raw trajectory; here it is the cheapest success.
 
   Args:
     profile: the profile of the task.

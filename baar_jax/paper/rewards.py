@@ -20,7 +20,8 @@ def difficulty(
       hard         not easy, and always-LARGE succeeds at least once
       intractable  not easy, and always-LARGE never succeeds
 
-  A task is intractable even if always-SMALL succeeded in a few trials.
+  A task is intractable even if always-SMALL succeeded in a few trials (our choice; two
+  of the paper's classes apply to it).
 
   Args:
     small_successes: one bool per trial of always-SMALL.
@@ -58,8 +59,8 @@ def normalized_cost(
     cost: C, finite US dollars of one or more episodes.
     cost_small: median US dollars of always-SMALL.
     cost_large: median US dollars of always-LARGE.
-    eps: US dollars added to the difference of the boundary costs. The result is finite
-      even if both are equal.
+    eps: US dollars added to the difference of the boundary costs (our choice; the paper
+      states no number). The result is finite even if both are equal.
 
   Returns:
     float64, of the shape that the arguments broadcast to.

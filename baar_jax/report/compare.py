@@ -336,7 +336,8 @@ def judge_claims(results: Results) -> pd.DataFrame:
 
   A claim holds if the interval of its gain is above 0, and does not hold if it is below
   0. Else it is not shown. The gain is a difference of two areas in most claims, or of
-  SR / 100, or of two shares.
+  SR / 100, or of two shares. Inverted costs are those of a task's medians (our choice;
+  the paper counts trajectories).
 
   Returns:
     A row per claim.
@@ -428,7 +429,9 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
 def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   """Compute how each family's dollars are divided among the difficulties of tasks.
 
-  The row "task mix" has the shares of the numbers of tasks, for comparison.
+  The row "task mix" has the shares of the numbers of tasks, for comparison. The paper
+  has five trials of policies at equal costs; here the evaluation's episodes count (our
+  choice).
 
   Args:
     data: the evaluation on test.

@@ -209,6 +209,12 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: Draws) -> np.nd
   tasks and training seeds at the same time would count the chance in episodes three
   times; docs/evaluation.md has the simulation.
 
+      mean_b = sum_t task_bt * (mean of value_tr over r) + k * sum_r seed_br * d_r
+      d_r    = the mean of training seed r minus the mean of all training seeds
+      k^2    = max(0, 1 - NOISE_SHARE * MS_episodes / MS_trainings)
+
+  MS are the mean squares within and between training seeds.
+
   Args:
     value_PxNxR: a value per policy, task and training seed. A missing value is NaN, and
       is missing for all policies.

@@ -135,7 +135,8 @@ def load_split(
 ) -> Evaluation:
   """Read the policies' episodes on a split.
 
-  Only the pairs of task and seed are read of which every policy has an episode.
+  Only the pairs of task and seed are read of which every policy has an episode, because
+  a failed call says nothing of the router (our choice; in the paper all count).
 
   Args:
     store: the run's store.

@@ -44,7 +44,8 @@ def learn_scorer(trials: Trials) -> tuple[Labels, list[Episode]]:
   """Label the episodes that train the cascade's scorer (FrugalGPT).
 
   The scorer learns whether an episode fails if the proposal is taken. So it asks the
-  next model with the probability of a failure.
+  next model with the probability of a failure, uncalibrated (our choice; the paper's
+  score is calibrated).
 
   Returns:
     The labels, and the episodes: always-SMALL's trials, and the stratified samples in
@@ -62,7 +63,8 @@ class CascadePolicy(RouterPolicy):
 
   A trained router, the scorer, accepts or rejects each proposal. If SMALL's proposal is
   rejected, an intermediate model proposes next. The action of the costliest allowed
-  model is taken without a decision.
+  model is taken without a decision. A rejected proposal is paid for, because it is
+  billed (our choice).
   """
 
   def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:

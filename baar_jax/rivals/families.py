@@ -237,7 +237,8 @@ def trained_spec(
 def _router_points(config: Config, router: PolicySpec) -> Points:
   """List a router's policies, the same under caps.
 
-  They are argmax, each threshold, and each share of LARGE.
+  They are argmax, each threshold, and each share of LARGE. All trained routers get the
+  same ones (our choice; the paper traces a frontier by λ or a threshold, by family).
   """
   points = []
   for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
@@ -260,7 +261,10 @@ def _list_learnt(config: Config, name: str) -> Iterator[Points]:
 
 
 def _list_ablation(config: Config, name: str) -> Iterator[Points]:
-  """Yield the policies of an ablation; none unless the configuration names it."""
+  """Yield the policies of an ablation; none unless the configuration names it.
+
+  The paper has ablations in ScienceWorld alone; here every environment may have them.
+  """
   if name in config.baselines.ablations:
     for lam in config.bopo.lam:
       router = trained_spec(config, name, config.bopo.updates, lam)

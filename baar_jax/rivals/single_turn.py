@@ -13,8 +13,8 @@ def learn_winners(trials: Trials) -> tuple[Labels, list[Episode]]:
   """Label trials with the model that should have played them.
 
   The k-th trials of all models on a task are compared. The winner is the cheapest model
-  that succeeded, or SMALL if none did. The winner is the label of every step of these
-  trials, as a preference is the label of a single query.
+  that succeeded, or SMALL if none did (our choice). The winner is the label of every
+  step of these trials, as a preference is the label of a single query.
 
   Returns:
     The labels, and the trials that have a winner.

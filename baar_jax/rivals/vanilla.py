@@ -6,7 +6,9 @@ it is another rival, `vanilla-sft`.
 
 Its episodes wait until they are a full batch, so the router that learns from them may
 no longer be the one that sampled them. Therefore its loss has the ratios to the sampled
-log-probabilities, and DAPO's clip, both of which BoPO does without.
+log-probabilities, and DAPO's clip, both of which BoPO does without. It has no KL and no
+penalty of length. The paper names DAPO without its constants, so they are our choice,
+as is the limit of three times BoPO's rollouts.
 
 Axes: B episodes, S decisions of an episode, A models, G episodes of a group.
 """
@@ -38,7 +40,10 @@ EPS = 1e-6  # Added to a group's standard deviation of rewards before a division
 
 
 def configure(config: Config) -> Config:
-  """Return the settings of vanilla RL: BoPO's, with a learning rate of its own."""
+  """Return the settings of vanilla RL: BoPO's, with a learning rate of its own.
+
+  The paper does not state this rate (our choice).
+  """
   rate = config.bopo.vanilla_learning_rate
   bopo = dataclasses.replace(config.bopo, learning_rate=rate)
   return dataclasses.replace(config, bopo=bopo)
@@ -94,8 +99,8 @@ def rate(
       A = (R - mean_G R) / (std_G R + 1e-6)
 
   C is the episode's dollars divided by `unit_usd`, so that lam has a similar meaning in
-  every environment (our choice). Groups without both a success and a failure are
-  dropped (dynamic sampling).
+  every environment (our choice; the paper states neither C nor lam). Groups without
+  both a success and a failure are dropped (dynamic sampling).
 
   Args:
     groups: each has the sampled episodes of one task.

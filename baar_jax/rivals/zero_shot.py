@@ -25,7 +25,9 @@ LIMITS = RouterConfig(
 class ZeroShotPolicy(Policy):
   """Ask a judge (a language model) which model acts at each step.
 
-  SMALL acts if the judge's answer names no model, or several.
+  SMALL acts if the judge's answer names no model, or several (our choice). The prompt
+  is one user turn of at most `LIMITS` bytes, because the judge's tokenizer is not
+  public; the paper cuts at 2,000 tokens.
   """
 
   def __init__(

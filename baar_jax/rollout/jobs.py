@@ -98,7 +98,8 @@ def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
 def new_trials(count: int) -> range:
   """Return the numbers of the new trials for one number of `profile.robustness`.
 
-  They follow the trials of all smaller counts, so two counts never share a trial.
+  They follow the trials of all smaller counts, so two counts never share a trial (our
+  choice; labels by nested trials would agree too well).
 
   Args:
     count: the number of trials.
@@ -203,7 +204,8 @@ def list_evaluation(
 ) -> list[Job]:
   """Return the evaluation episodes of one training seed's router on a split.
 
-  Evaluation seed s plays the router of training seed s modulo `train_seeds`.
+  Evaluation seed s plays the router of training seed s modulo `train_seeds`. The paper
+  repeats whole experiments; here all training seeds share one profile (our choice).
 
   Args:
     config: supplies the numbers of tasks and of seeds.

@@ -129,7 +129,8 @@ class StepContext:
   def take(self, decision: Decision, paid: Reply | None = None) -> Move | None:
     """Get the reply to act on, from the decided model if the budgets allow it.
 
-    If they forbid it, another model replies; see `Decision.within`.
+    If they forbid it, another model replies; see `Decision.within`. Eq. 9 forbids LARGE
+    alone; a cap on dollars may forbid SMALL, too, and end the episode (our choice).
 
     Args:
       decision: the policy's decision.

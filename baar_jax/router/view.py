@@ -253,7 +253,8 @@ def write_transcript(
   A policy can keep the KV cache of a text that only grows. If the next step would
   exceed --config.router.max_tokens, a new window begins. The new window omits as many
   of the oldest steps as leave at least three quarters of `max_tokens` tokens; it has
-  fewer tokens only if one more step would not fit.
+  fewer tokens only if one more step would not fit. The paper's router reads the most
+  recent 2,000 tokens at each step; cutting rarely keeps the KV cache (our choice).
 
   Args:
     view: the tokenizer, the words for the models and the settings.
@@ -310,7 +311,10 @@ def _write_question(
 
 
 def _write_budget(task: Task, remaining_cap: Cap) -> str:
-  """Write the remaining cap for a transcript's line; "" without a cap."""
+  """Write the remaining cap for a transcript's line; "" without a cap.
+
+  The paper tells it to BoPO and the judge; here each text router reads it (our choice).
+  """
   text = ""
   if remaining_cap.calls is not None:
     text = f" {remaining_cap.calls} large calls left,"
@@ -359,7 +363,9 @@ def _write_prompt(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """Write the parts of the paper's prompt around the list of previous steps.
 
-  The prompt follows the paper's appendix "Prompts", in our words.
+  The prompt has the fields of the paper's appendix "Prompts" in the same order, in our
+  words and without the models' names. The paper does not define the context after
+  "Environment:"; here it is the first observation, cut (our choice).
 
   Returns:
     For the prompt of step s, the tokens before the list of previous steps, and the
@@ -443,7 +449,11 @@ PROBE = "step 1:\n é☂"
 
 
 def decision_tokens(models: int) -> list[str]:
-  """Return the text of each model's decision token, cheapest model first."""
+  """Return the text of each model's decision token, cheapest model first.
+
+  The paper decides by tokens SMALL and LARGE. Here these are added tokens that start as
+  the first token of their word, and losses are normalised over them alone (our choice).
+  """
   return [f"<|{word}|>" for word in decision_words(models)]
 
 

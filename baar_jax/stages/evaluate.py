@@ -81,7 +81,8 @@ def _reuse(
 
   A cap-blind policy decides with and without a cap alike until the cap is spent. Its
   random draws depend only on task, seed and step. So an episode without a cap that has
-  fewer LARGE calls than the cap allows need not be played again.
+  fewer LARGE calls than the cap allows need not be played again (our choice: it is
+  cheaper, and policies with and without a cap are paired).
 
   Args:
     store: the run's store.
@@ -186,8 +187,9 @@ def choose_default(data: Evaluation, names: Sequence[str]) -> str:
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
   """Return the policies that may be points of each family's frontier, by their keys.
 
-  Policies with a cap on dollars are left out. If there are ablations, the entry
-  COMPARED has the policies of BoPO that they are compared with.
+  Policies with a cap on dollars are left out. Those with a cap on calls are not, for a
+  router may cap itself (our choice; the paper's frontiers have no caps). If there are
+  ablations, the entry COMPARED has the policies of BoPO that they are compared with.
   """
   points = {}
   compared = []

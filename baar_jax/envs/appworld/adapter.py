@@ -175,8 +175,11 @@ class AppWorld(Env):
   def step(self, action: str) -> tuple[str, bool]:
     """Execute an agent's code.
 
+    The paper states no limits of outputs and of time; `OUTPUT_CHARS` and `CODE_S` are
+    our choice.
+
     Returns:
-      The output of the code, and whether the task was declared done.
+      The output of the code, and whether the task was declared done, right or wrong.
     """
     try:
       output = self._world.execute(action)

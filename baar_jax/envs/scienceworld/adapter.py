@@ -1,4 +1,8 @@
-"""Connect ScienceWorld, text games of small science experiments in a house."""
+"""Connect ScienceWorld, text games of small science experiments in a house.
+
+The paper plays through AgentGym. This adapter is our own, so that the same actions
+always have the same results.
+"""
 
 import dataclasses
 import functools
@@ -93,7 +97,12 @@ class Options:
 
 
 class ScienceWorld(Env):
-  """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION."""
+  """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION.
+
+  A success is the full score, and a fatal mistake ends the episode with score 0 (our
+  choice; the paper defines no success here, and its episodes end at a success or at the
+  last step).
+  """
 
   Options = Options
   metric = "score"
