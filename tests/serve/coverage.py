@@ -6,6 +6,11 @@ RUN is the directory of a finished run of main.py with a budget-conditioned rout
 script plays what is missing on dev and test: ten random sessions of each task, all
 stratified samples, and ten sessions of the router at three cost weights, whose mean is
 the truth. Then it draws TASKS tasks and SESSIONS sessions of each, 200 times.
+
+The arguments `runs/reproduce-sandbox 300 2` gave coverages of 91, 96.5 and 97 % for the
+score and 85, 94.5 and 94.5 % for the dollars, at the cost weights 0.2, 0.5 and 1. The
+arguments `runs/reproduce 120 3 5`, for five sessions as the truth, gave 93.5, 95.5 and
+94.5 %, and 95.5, 95 and 96 %. The dollars with 85 % were estimated 5 % too high.
 """
 
 import dataclasses
