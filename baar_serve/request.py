@@ -34,8 +34,9 @@ BODY_S = 60.0
 MOST_BYTES = 64 * 2**20
 # Headers of a client that go on to the upstream model.
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta")
-# Headers in which clients name their session, after the two of this program.
+# Headers in which clients name their session, after this program's own.
 SESSION_NAMES = (
+  "x-session-id",  # opencode, too
   "x-claude-code-session-id",
   "session-id",  # Codex
   "session_id",
@@ -266,10 +267,10 @@ class ClientRequest:
     Raises:
       Refusal: a field is missing, has another type, or is out of its bounds.
     """
-    session, *others = [*self.list_names(), None]
+    session = next(self.list_names(), None)
     names = [*find_names(self.headers, *CONVERSATION_NAMES)]
     if PARENT_NAME in self.headers:
-      names += others[:1]
+      names += [*find_names(self.headers, *SESSION_NAMES)][:1]
     fields = drop_nulls(self.body)
     for name, value in self.headers.items():
       if name.startswith("x-"):
@@ -284,12 +285,10 @@ class ClientRequest:
     metadata = self.body.get("metadata")
     if not isinstance(metadata, dict):
       metadata = {}
-    yield from find_names(
-      self.headers, PARENT_NAME, "x-baar-session-id", "x-session-id"
-    )
+    yield from find_names(self.headers, "x-baar-session-id")
     if self.session is not None:
       yield self.session
-    yield from find_names(self.headers, *SESSION_NAMES)
+    yield from find_names(self.headers, PARENT_NAME, *SESSION_NAMES)
     # Claude Code's name is the metadata's user_id.
     fields = {**metadata, **drop_nulls(self.body)}
     yield from find_names(
