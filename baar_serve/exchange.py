@@ -240,7 +240,7 @@ class Exchange:
         async for block in routed.relay(answer):
           delivery.add(block)
       if call.form is responses.FORM:
-        self.items.record(call.purse.client, call.body, routed.answer)
+        self.items.record(call.purse.client, call.request.body, routed.answer)
     except Exception as error:
       if isinstance(error, TimeoutError):
         error = Refusal(

@@ -145,6 +145,16 @@ class Purse:
       usd = self.dollars.remaining
     return Cap(calls, usd)
 
+  @property
+  def used_share(self) -> float:
+    """Return the used share of the cap of which most is used; 0 without a cap."""
+    shares = [0.0]
+    if self.call_limit:
+      shares.append(self.large_calls / self.call_limit)
+    if self.dollars.limit_usd:
+      shares.append(self.dollars.settled_usd / self.dollars.limit_usd)
+    return max(shares)
+
 
 @dataclasses.dataclass(eq=False)
 class Conversation:

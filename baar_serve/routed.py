@@ -71,6 +71,7 @@ class Budgets:
     purse = call.purse
     sessions = self.sessions
     if not call.prepared:
+      call.warn(self.config.warn_share)
       for upstream in self.upstreams:
         call.prepared.append(upstream.prepare(call, self.config))
     offering = []
@@ -181,7 +182,8 @@ class RoutedCall:
     """Begin an attempt, and reserve its worst case in all budgets."""
     call = self.call
     request = call.prepared[self.step.model].request
-    count = len(request[call.form.history])
+    # The next call has the newest message without the note.
+    count = len(request[call.form.history]) - bool(call.note)
     call.prefix = (count, hash_prefix(call.form, request, count))
     self.last_attempt = self.budgets.sessions.begin(
       call.purse, call.conversation, self.step, self.offer.worst_case_usd

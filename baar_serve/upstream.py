@@ -120,6 +120,7 @@ class ClientCall:
     start_s: when the call arrived, in seconds of the monotonic clock.
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty before the first look at budgets.
+    note: what the model is told of the caps; "" is nothing.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
   """
@@ -143,6 +144,7 @@ class ClientCall:
     self.bound_tokens = bound_tokens(self.body)
     self.prepared: list[Prepared] = []
     self.offers: list[Offer] = []
+    self.note = ""
     self.prefix: tuple[int, str] | None = None
 
   def write_steps(self) -> list[Step]:
@@ -152,6 +154,25 @@ class ClientCall:
     """
     records = self.conversation.records
     return self.history.write_steps({record.place: record.step for record in records})
+
+  def warn(self, share: float | None) -> None:
+    """Tell the model what is left, from a used share of the caps on.
+
+    The client's own messages stay as they are, so that the conversation is known again.
+    """
+    left = self.purse.remaining_caps
+    if not share or not self.conversation or self.purse.used_share < share:
+      return
+    amounts = []
+    if left.usd is not None:
+      amounts.append(f"${left.usd:.4f}")
+    if left.calls is not None:
+      amounts.append(f"{left.calls} calls of the larger model")
+    self.note = f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)"
+    self.body = self.form.add_note(self.body, self.note) or self.body
+    if self.body is self.request.body:
+      self.note = ""
+    self.bound_tokens += len(self.note.encode())
 
   def write_body(self, model: int) -> dict:
     """Return the body without the reasoning up to the last reply of another model.

@@ -47,6 +47,7 @@ class Responses(WireForm):
   system = "instructions"
   opening = ("instructions", "tools", "text")
   limits = ("max_output_tokens",)
+  text_type = "input_text"
   unpriced = ("conversation", "prompt", "background")
   endings = (
     "response.completed",

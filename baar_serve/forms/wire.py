@@ -24,6 +24,7 @@ class WireForm:
       changes, the model's prompt cache no longer fits.
     system: field of a request that has the system text; "" if it is in the messages.
     limits: fields of a request that limit the tokens of a reply.
+    text_type: type of a part of a message that is a text.
     unpriced: fields of a request whose effect on the cost only the provider knows.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
@@ -38,6 +39,7 @@ class WireForm:
   system = ""
   opening: tuple[str, ...]
   limits: tuple[str, ...]
+  text_type = "text"
   unpriced: tuple[str, ...] = ()
   counts_beside = False
   endings: tuple[str, ...]
@@ -87,6 +89,25 @@ class WireForm:
     if endpoint.is_openai:
       request.setdefault("service_tier", "default")
     return request
+
+  def add_note(self, body: Mapping, note: str) -> dict | None:
+    """Return a copy of a body whose newest entry ends with a note.
+
+    Returns:
+      The copy; None if that entry is no text of the user or of a tool.
+    """
+    *entries, newest = body[self.history]
+    field = "output" if "output" in newest else "content"
+    text = newest.get(field)
+    if newest.get("role") not in (None, "user", "tool"):
+      return None
+    if isinstance(text, str):
+      text = f"{text}\n\n{note}"
+    elif isinstance(text, list):
+      text = [*text, {"type": self.text_type, "text": note}]
+    else:
+      return None
+    return {**body, self.history: [*entries, {**newest, field: text}]}
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the system text and the messages of a request.

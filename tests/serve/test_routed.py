@@ -414,6 +414,34 @@ def test_choices_that_a_usage_leaves_out_are_paid(
   assert ("usage does not count them all" in capsys.readouterr().err) == (usd is None)
 
 
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_the_model_is_told_what_is_left(open_client, upstream, path, as_parts):
+  """Of three LARGE calls the last one is told; the client's own texts stay as they are."""
+  kind = "input_text" if path == "responses" else "text"
+  client = open_client(policy="large", max_large_calls=3, max_usd=1.0, warn_share=0.6)
+  history = []
+  for number in range(3):
+    text = f"Go {number}."
+    history.append(user([{"type": kind, "text": text}] if as_parts else text))
+    answer = call(client, path, history).json()
+    if path == "chat/completions":
+      history.append(answer["choices"][0]["message"])
+    elif path == "responses":
+      history += answer["output"]
+    else:
+      history.append(assistant(answer["content"]))
+  sent = [json.dumps(request) for request in upstream.seen]
+  assert ["Finish it soon" in text for text in sent] == [False, False, True]
+  assert re.search(r"Left for this task: \$0\.99\d\d and 1 calls", sent[2])
+  newest = upstream.seen[2][FORMS[path][0]][-1]["content"]
+  assert as_parts == isinstance(newest, list) and "Go 2." in json.dumps(newest)
+  assert len(client.conversations()) == 1 and len(client.session()["steps"]) == 3
+  # What the next call begins with is the prompt without the message that was told.
+  (conversation,) = client.exchange.sessions.list_conversations("purse = ?", 1)
+  assert conversation.caches[1].messages == len(upstream.seen[2][FORMS[path][0]]) - 1
+
+
 def test_a_providers_words_about_retries_reach_the_client(open_client, upstream):
   upstream.fault = "429"
   upstream.retry_after = "7.5"
