@@ -283,7 +283,9 @@ def open_learner(
   trainer = Trainer(start, encoder, loss, optimizer, files.mesh)
   anchor = None
   if learns.anchored:
-    anchor = ShardedRouter(start, encoder, files.mesh)
+    # The anchor never changes, so it is kept in the dtype of the computation.
+    frozen = jax.tree.map(lambda x: x.astype(encoder.dtype), start)
+    anchor = ShardedRouter(frozen, encoder, files.mesh)
   batcher = Batcher(config, encoder, tasks, SAMPLED)
   return Learner(config.bopo, trainer, batcher, anchor, rows)
 

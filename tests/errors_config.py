@@ -77,6 +77,12 @@ CASES = [
     command,
     "--config=configs/sciworld.py:paper",
   ),
+  (
+    "Cannot read Qwen/Qwen2.5-1.5B/config.json (...). Set --config.router.weights to...",
+    command,
+    "--config.router.weights=Qwen/Qwen2.5-1.5B",
+    "--config.dry_run=True",
+  ),
   ("...no plain value...", read_file, "c.bopo.lam = {1}; return c"),
   (
     "...key_variables: Input should be...",

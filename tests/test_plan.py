@@ -90,4 +90,5 @@ def test_hours_are_those_of_recorded_calls(config, capsys):
   for prices, words in (((), "list"), (((1, 1, 1), (2, 2, 2)), "the configured")):
     config.models.prices = prices
     plan.main(config, [])
-    assert f"estimates, at {words} prices\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"estimates, at {words} prices; " in out and "without the router\n" in out

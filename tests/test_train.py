@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+from functools import partial
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import tiny
 from flax import nnx
 
 from baar_jax.conditioned import fit
+from baar_jax.learn import checkpoint
 from baar_jax.learn.trainer import Trainer
 from baar_jax.open import load_router
 from baar_jax.paper import sft as sft_method
@@ -143,7 +145,8 @@ def test_a_killed_training_ends_with_the_same_parameters(
 
 
 def test_the_best_router_is_kept(copied, monkeypatch, capsys):
-  """The loss is measured at every second update. An equal loss is no new best."""
+  """The loss is measured at every second update. An equal loss is no new best. A killed
+  training finds the best router of update 8 in its checkpoint of update 10."""
   losses = [0.9, 0.6, 0.7, 0.5, 0.6, 0.5]
   seen = []
 
@@ -153,15 +156,41 @@ def test_the_best_router_is_kept(copied, monkeypatch, capsys):
 
   monkeypatch.setattr(Trainer, "loss", loss)
   monkeypatch.setattr(sft_method, "PATIENCE", 2)
-  run = copied("referenced")
-  run.config.sft.updates = 20
-  run.config.sft.check_every = 2
-  train.bosft(run)
-  assert_same(leaves(run, "sft"), seen[3])
+  die = dict(owner=Run, method="log", calls=11)
+  for stage in (partial(train_and_die, train.bosft, **die), train.bosft):
+    run = copied("referenced")
+    run.config.sft.updates = 20
+    run.config.sft.check_every = 2
+    stage(run)
+    run.close()
+  jax.tree.map(np.testing.assert_array_equal, leaves(run, "sft"), seen[3])
   measured = [line.get("dev_loss") for line in logged(run, "sft")]
+  assert measured.pop(10) is None  # Update 11 is done again.
   assert measured[1::2] == losses and measured[::2] == [None] * 6
   line = "BoSFT, training seed 0: least dev loss 0.5 at update 8 of 12\n"
   assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "stage, state, name, saved",
+  [
+    (train.bosft, "referenced", "sft", {"2", "3"}),
+    # The SFT router's directory is opened too, so updates 1 and 3 are late.
+    (train.bopo, "imitated", "bopo-lam0.1", {"3", "4"}),
+  ],
+)
+def test_a_checkpoint_is_written_after_ten_minutes(
+  copied, monkeypatch, stage, state, name, saved
+):
+  """400 seconds pass between two looks at the clock. No update's number is due."""
+  seconds = itertools.count(0, 400)
+  monkeypatch.setattr(train, "SAVE_EVERY", 50)
+  monkeypatch.setattr(train, "SAVE_EVERY_ROLLOUTS", 50)
+  monkeypatch.setattr(checkpoint, "monotonic", lambda: next(seconds))
+  run = copied(state)
+  stage(run)
+  directory = run.dir / "checkpoints" / name
+  assert {path.name for path in directory.glob("[1-9]*")} == saved
 
 
 def test_another_training_seed_is_added_to_a_run(copied):

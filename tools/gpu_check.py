@@ -76,14 +76,15 @@ def measure(shape: Qwen2Config) -> Iterator[tuple[str, float]]:
   yield from decide(model, transcript, 1)
   yield from decide(model, transcript, ROWS)
   weights = sum(x.size for x in jax.tree.leaves(nnx.state(model.layers)))
-  for name, speed in train(model, transcript, make_episodes(8, STEPS)):
+  del model  # A training makes its own one, and frees it, as the stages do.
+  for name, speed in train(shape, transcript, make_episodes(8, STEPS)):
     yield f"{name}_tokens_per_s", speed
     # A token takes 6 operations per weight of the layers. Attention does not count, nor
     # does what the backward pass computes again.
     yield f"{name}_share_of_peak", 6 * weights * speed / peak
     yield f"{name}_peak_gb", peak_gb()
   longest = make_episodes(1, TASK.max_steps)
-  yield "paper_tokens_per_s", next(train(model, make_batcher("paper"), longest))[1]
+  yield "paper_tokens_per_s", next(train(shape, make_batcher("paper"), longest))[1]
   yield "paper_peak_gb", peak_gb()
 
 
@@ -169,7 +170,7 @@ def decide(model: Qwen2, batcher: Batcher, rows: int) -> Iterator[tuple[str, flo
 
 
 def train(
-  model: Qwen2, batcher: Batcher, episodes: list[Episode]
+  shape: Qwen2Config, batcher: Batcher, episodes: list[Episode]
 ) -> Iterator[tuple[str, float]]:
   """Yield the tokens per second of a gradient step of BoSFT, then of BoPO.
 
@@ -180,7 +181,9 @@ def train(
   tokens = 0
   for episode in episodes:
     tokens += sum(len(window.tokens) for window in encoder.encode(TASK, episode))
+  model = Qwen2(shape, nnx.Rngs(0))
   trainer = Trainer(model, encoder, sft_batch_loss, sft_optimizer(config.sft))
+  del model
   yield (
     "sft",
     tokens / fastest_s(partial(trainer.step, batcher.micro_batches(episodes))),
@@ -188,9 +191,12 @@ def train(
   # This frees the memory of SFT's parameters and optimizer state.
   del trainer
   loss = partial(bopo_loss, config.bopo)
+  model = Qwen2(shape, nnx.Rngs(0))
   trainer = Trainer(model, encoder, loss, bopo_optimizer(config.bopo))
   batcher = dataclasses.replace(batcher, labels=SAMPLED)
+  model = jax.tree.map(lambda x: x.astype(encoder.dtype), model)
   anchor = ShardedRouter(model, encoder)
+  del model
   learner = Learner(config.bopo, trainer, batcher, anchor)
   rated = [RatedEpisode(episode, 1.0) for episode in episodes]
   yield "bopo", tokens / fastest_s(partial(learner.learn, rated))

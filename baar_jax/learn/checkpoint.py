@@ -5,21 +5,27 @@ import dataclasses
 import logging
 import math
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from baar_jax.config import Config
+from baar_jax.mesh import exchange
 from baar_jax.rollout.jobs import SFT
 
 # The ablation that trains its own SFT router, because it changes the references.
 UNSTRATIFIED = "no-stratified"
+SAVE_EVERY_S = 600  # the seconds between two checkpoints, if updates take long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Checkpoints:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
     self._manager = ocp.CheckpointManager(self.directory, options=options)
+    self._saved_s = monotonic()
 
   @property
   def last_update(self) -> int:
@@ -132,8 +139,20 @@ class Checkpoints:
       return {}
     return self._read({"progress": ocp.args.JsonRestore()})["progress"]
 
+  def is_due(self, update: int, every: int) -> bool:
+    """Tell whether to save: after `every` updates, or after `SAVE_EVERY_S`.
+
+    All processes must call this function together. The clock of the first one decides.
+
+    Args:
+      update: the number of updates so far.
+      every: the number of updates between two checkpoints.
+    """
+    late = exchange(monotonic() - self._saved_s >= SAVE_EVERY_S)[0]
+    return late or update - self.last_update >= every
+
   def save(self, update: int, state: Mapping, **progress: float) -> None:
-    """Write a checkpoint in the background.
+    """Write a checkpoint, on a GPU in the background.
 
     Args:
       update: the number of updates so far, the name of the checkpoint.
@@ -146,8 +165,13 @@ class Checkpoints:
     """
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
     trees["progress"] = ocp.args.JsonSave(progress)
-    with self._explain(WRITING):
+    with self.explain(WRITING):
       self._manager.save(update, args=ocp.args.Composite(**trees))
+      # On a CPU, arrays are written from where they are. So the next gradient step
+      # would have to copy all that it overwrites.
+      if jax.default_backend() == "cpu":
+        self._manager.wait_until_finished()
+    self._saved_s = monotonic()
 
   def restore(self, like: Mapping) -> dict:
     """Read pytrees of the newest checkpoint.
@@ -168,12 +192,12 @@ class Checkpoints:
     Raises:
       ValueError: a checkpoint cannot be written.
     """
-    with self._explain(WRITING):
+    with self.explain(WRITING):
       self._manager.close()
 
   def _read(self, items: Mapping) -> dict:
     """Read named items of the newest checkpoint, and check their numbers."""
-    with self._explain(READING):
+    with self.explain(READING):
       args = ocp.args.Composite(**items)
       composite = self._manager.restore(self.last_update, args=args)
       restored = {name: composite[name] for name in items}
@@ -183,8 +207,8 @@ class Checkpoints:
     return restored
 
   @contextlib.contextmanager
-  def _explain(self, problem: str) -> Iterator[None]:
-    """Turn every exception of Orbax into a ValueError of one line.
+  def explain(self, problem: str) -> Iterator[None]:
+    """Turn every exception of a checkpoint into a ValueError of one line.
 
     Orbax's exceptions have no common class, so every exception is caught.
 
@@ -201,6 +225,48 @@ class Checkpoints:
     except Exception as error:
       reason = textwrap.shorten(str(error) or repr(error), 250)
       raise ValueError(problem.format(self.newest, reason)) from error
+
+
+class ParameterFile:
+  """Keep one version of a router's parameters in a file, not in memory.
+
+  Each process has its own file, with the parts of its own devices. The file has no
+  name, and ends with the process, so that no other training can read it.
+  """
+
+  def __init__(self, directory: Path) -> None:
+    """Open an empty file on the disk of a directory."""
+    self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
+
+  def write(self, params: Any) -> None:
+    """Write a pytree of arrays over the one that the file has.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    self._file.seek(0)
+    for x in jax.tree.leaves(params):
+      for shard in x.addressable_shards:
+        np.save(self._file, shard.data)
+
+  def read(self, like: Any) -> Any:
+    """Read the arrays that were written last; without any, return `like`.
+
+    Args:
+      like: pytree of arrays with the shapes and shardings of those in the file.
+    """
+    if not self._file.tell():
+      return like
+    self._file.seek(0)
+
+    def load(x: jax.Array) -> jax.Array:
+      """Read the parts of one array onto their devices."""
+      parts = []
+      for shard in x.addressable_shards:
+        parts.append(jax.device_put(np.load(self._file), shard.device))
+      return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
+
+    return jax.tree.map(load, like)
 
 
 def check_metrics(

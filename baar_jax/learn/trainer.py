@@ -6,6 +6,7 @@ Axes: B episodes, S decisions of an episode, A answers.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from baar_jax.mesh import one_device, split_parameters, split_rows
 # The weight decay of AdamW in SFT, and in BoPO (our choice).
 SFT_WEIGHT_DECAY = 0.01
 BOPO_WEIGHT_DECAY = 1e-4
+B2 = 0.99  # The decay of AdamW's second moment (our choice).
 CLIP_NORM = 1.0  # A gradient with a larger norm is scaled down to it (our choice).
 WARMUP_SHARE = 0.03  # The share of SFT's updates in which the learning rate rises.
 
@@ -69,10 +71,10 @@ class ShardedRouter:
     """
     return partial(self._run, jax.jit(function, out_shardings=self._replicated))
 
-  def _run(self, compiled: Callable, batch: Batch) -> jax.Array:
+  def _run(self, compiled: Callable, batch: Batch, *more: nnx.State) -> Any:
     """Call a compiled function with the rows of a batch sharded over the mesh."""
     with jax.set_mesh(self.mesh):
-      return compiled(self.params, split_rows(batch, self.mesh))
+      return compiled(self.params, split_rows(batch, self.mesh), *more)
 
   def _forward(self, params: nnx.State, batch: Batch) -> jax.Array:
     """Compute logits_BxSxA of a batch."""
@@ -82,7 +84,8 @@ class ShardedRouter:
 class Trainer(ShardedRouter):
   """Train a sharded router with one optimizer and one loss.
 
-  Parameters and gradients are float32, whatever the dtype of the computation.
+  Parameters and gradients are float32, whatever the dtype of the computation. A step
+  holds 16 bytes for each parameter: its value, two moments, and the gradient.
 
   Attributes:
     optimizer_state: the state of the optimizer.
@@ -108,9 +111,8 @@ class Trainer(ShardedRouter):
       optimizer: the optimizer.
       mesh: the devices; None is one device.
     """
-    graphdef, params = nnx.split(model)
-    copy = nnx.merge(graphdef, jax.tree.map(jnp.copy, params))
-    super().__init__(copy, encoder, mesh)
+    super().__init__(model, encoder, mesh)
+    self.params = jax.tree.map(jnp.copy, self.params)
     self._loss = loss
     self._optimizer = optimizer
     replicated = self._replicated
@@ -119,14 +121,17 @@ class Trainer(ShardedRouter):
     state_sharding = split_parameters(state, self.mesh)
     initialize = jax.jit(optimizer.init, out_shardings=state_sharding)
     self.optimizer_state = initialize(self.params)
-    gradient = jax.grad(self._evaluate, has_aux=True)
-    self._gradient = jax.jit(gradient, out_shardings=(params_sharding, replicated))
+    self._zeros = jax.jit(optax.tree.zeros_like, out_shardings=params_sharding)
+    self._gradient = jax.jit(
+      self._add_gradient,
+      donate_argnums=2,
+      out_shardings=(params_sharding, replicated),
+    )
     self._figures = self._compile(self._evaluate)
-    self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
     self._apply = jax.jit(
       self._apply_gradient,
-      donate_argnums=(0, 1),
-      out_shardings=(params_sharding, state_sharding, replicated),
+      donate_argnums=(0, 1, 2),
+      out_shardings=(params_sharding, state_sharding, replicated, params_sharding),
     )
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
@@ -141,14 +146,12 @@ class Trainer(ShardedRouter):
       Metrics: the scalars of the loss, each added up over the micro-batches, and
       "gradient_norm", the norm before clipping.
     """
-    gradient = None
+    gradient = self._zeros(self.params)
     figures = []
     for batch in batches:
-      addend, batch_figures = self._run(self._gradient, batch)
-      gradient = addend if gradient is None else self._add(gradient, addend)
-      del addend  # Free this gradient's memory before the next one is computed.
+      gradient, batch_figures = self._run(self._gradient, batch, gradient)
       figures.append(batch_figures)
-    self.params, self.optimizer_state, norm = self._apply(
+    self.params, self.optimizer_state, norm, _ = self._apply(
       self.params, self.optimizer_state, gradient
     )
     totals = {name: sum(float(x[name]) for x in figures) for name in figures[0]}
@@ -166,26 +169,43 @@ class Trainer(ShardedRouter):
     figures = self._loss(self._forward(params, batch), batch)
     return figures["loss"], figures
 
-  def _apply_gradient(
-    self, params: nnx.State, state: optax.OptState, gradient: nnx.State
-  ) -> tuple[nnx.State, optax.OptState, jax.Array]:
-    """Apply the optimizer to a gradient.
+  def _add_gradient(
+    self, params: nnx.State, batch: Batch, total: nnx.State
+  ) -> tuple[nnx.State, dict]:
+    """Add the gradient of a batch's loss to a total, in the memory of the total.
+
+    The backward pass adds each layer's gradient as soon as it is known. So the gradient
+    of all layers never exists beside the total.
 
     Returns:
-      The new parameters, the new state, and the norm of the gradient before clipping.
+      The new total, and the scalars of the loss by name.
     """
+    evaluate = partial(self._evaluate, batch=batch)
+    loss, backward, figures = jax.vjp(evaluate, params, has_aux=True)
+    refs = jax.tree.map(jax.new_ref, total)
+    backward.with_refs(refs)(jnp.ones_like(loss))
+    return jax.tree.map(jax.freeze, refs), figures
+
+  def _apply_gradient(
+    self, params: nnx.State, state: optax.OptState, gradient: nnx.State
+  ) -> tuple[nnx.State, optax.OptState, jax.Array, nnx.State]:
+    """Clip the norm of a gradient, and apply the optimizer to it.
+
+    Returns:
+      The new parameters, the new state, the norm of the gradient before clipping, and
+      the clipped gradient. It is returned so that it takes the memory of the gradient.
+    """
+    norm = optax.tree.norm(gradient)
+    clip = optax.clip_by_global_norm(CLIP_NORM)
+    gradient, _ = clip.update(gradient, optax.EmptyState())
     updates, state = self._optimizer.update(gradient, state, params)
-    return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
+    return optax.apply_updates(params, updates), state, norm, gradient
 
   @property
   def state(self) -> dict:
     """Return the pytrees to save in a checkpoint, by name."""
     leaves = jax.tree.leaves(self.optimizer_state)
     return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
-
-  def copy_params(self) -> dict:
-    """Return a copy of the parameters, as in `state`."""
-    return jax.tree.map(jnp.copy, self.state["params"])
 
   def load(self, state: Mapping) -> None:
     """Load the parameters and the optimizer's state from a saved `state`."""
@@ -208,14 +228,14 @@ def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   schedule = optax.warmup_cosine_decay_schedule(
     first, config.learning_rate, warmup, config.updates
   )
-  return _clip_adamw(schedule, SFT_WEIGHT_DECAY)
+  return optax.adamw(schedule, b2=B2, weight_decay=SFT_WEIGHT_DECAY)
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """Make the optimizer of BoPO: AdamW, whose rate may decay by a cosine.
 
-  The paper mentions no decay (`bopo.last_rate=1`). The decay, the weight decay and the
-  clip of the gradient's norm are our choices.
+  The paper mentions no decay (`bopo.last_rate=1`). The decay and the weight decay are
+  our choices.
 
   Args:
     config: supplies `updates`, `learning_rate` and `last_rate`.
@@ -223,14 +243,4 @@ def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   schedule = optax.cosine_decay_schedule(
     config.learning_rate, config.updates, config.last_rate
   )
-  return _clip_adamw(schedule, BOPO_WEIGHT_DECAY)
-
-
-def _clip_adamw(
-  learning_rate: optax.ScalarOrSchedule, weight_decay: float
-) -> optax.GradientTransformation:
-  """Make AdamW that clips the norm of the gradient first."""
-  clip = optax.clip_by_global_norm(CLIP_NORM)
-  # The value b2 = 0.99 of AdamW is our choice.
-  adamw = optax.adamw(learning_rate, b2=0.99, weight_decay=weight_decay)
-  return optax.chain(clip, adamw)
+  return optax.adamw(schedule, b2=B2, weight_decay=BOPO_WEIGHT_DECAY)

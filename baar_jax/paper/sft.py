@@ -11,7 +11,6 @@ takes optimizer steps on these arrays (learn/).
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
@@ -25,32 +24,21 @@ HARD_SHARE = 0.7  # The share of episodes of hard tasks in a batch (paper: about
 
 
 @dataclasses.dataclass
-class Best:
-  """Keep the router with the least loss on dev so far.
+class Progress:
+  """Record the progress of a training on stored episodes.
 
   Attributes:
-    params: the parameters, as in `Trainer.state`.
-    dev_loss: the loss on dev; without dev episodes, the training loss at the end.
-    update: the number of updates after which it was measured.
+    dev_loss: the least loss on dev so far; without dev episodes, the training loss at
+      the end.
+    best_update: the number of updates after which it was measured.
+    updates: the number of updates so far.
+    finished: whether the training has ended.
   """
 
-  params: dict
   dev_loss: float = math.inf
-  update: int = 0
-
-
-class SFTUpdate(NamedTuple):
-  """Report what an update did.
-
-  Attributes:
-    number: the number of the update, from 1.
-    metrics: the metrics of its gradient step, and the loss on dev if it was measured.
-    is_last: whether the training has ended.
-  """
-
-  number: int
-  metrics: dict[str, float]
-  is_last: bool
+  best_update: int = 0
+  updates: int = 0
+  finished: bool = False
 
 
 def sft(
@@ -59,9 +47,11 @@ def sft(
   batches: Iterable[tuple[int, list[Episode]]],
   dev_batches: Sequence[Batch],
   settings: SFTConfig,
-  best: Best,
-) -> Iterator[SFTUpdate]:
-  """Take gradient steps on stored episodes, and keep the best router in `best`.
+  progress: Progress,
+) -> Iterator[dict[str, float]]:
+  """Take gradient steps on stored episodes.
+
+  The caller keeps the router of the update `progress.best_update`.
 
   The loss on dev is measured every `check_every` updates. The training ends after
   `PATIENCE` measurements without a lower loss, or after `settings.updates` updates.
@@ -72,24 +62,25 @@ def sft(
     batches: the number of each update, from 1, and its episodes.
     dev_batches: the micro-batches of the loss on dev; may be empty.
     settings: the numbers of updates and of measurements.
-    best: the best router so far; it is updated.
+    progress: the progress so far; it is updated.
 
   Yields:
-    Each update when it has ended.
+    The metrics of each gradient step, and the loss on dev if it was measured.
   """
   patience = PATIENCE * settings.check_every
   for update, episodes in batches:
     metrics = trainer.step(batcher.micro_batches(episodes))
+    progress.updates = update
     is_last = update == settings.updates
     if is_last or (dev_batches and update % settings.check_every == 0):
       loss = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
       metrics["dev_loss"] = loss
-      if loss < best.dev_loss:
-        best.dev_loss = loss
-        best.update = update
-        best.params = trainer.copy_params()
-      is_last |= update - best.update >= patience
-    yield SFTUpdate(update, metrics, is_last)
+      if loss < progress.dev_loss:
+        progress.dev_loss = loss
+        progress.best_update = update
+      is_last |= update - progress.best_update >= patience
+    progress.finished = is_last
+    yield metrics
     if is_last:
       return
 

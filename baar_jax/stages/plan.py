@@ -18,6 +18,7 @@ from baar_jax.rollout import jobs
 from baar_jax.rollout.conditions import adopt_episodes
 from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.router.weights import check_directory
 from baar_jax.store import Store, read_config
 
 # The next numbers are assumed if a run has no stored episodes (our choice). STEPS
@@ -47,17 +48,25 @@ def main(config: Config, stages: Sequence[str]) -> None:
   """Print the number of episodes that stages still have to play, and their dollars.
 
   The numbers of calls and dollars are estimates. No environment is started, no model is
-  called, and no file is written.
+  called, and no file is written. Hours leave out the router's decisions and trainings.
 
   Args:
     config: the configuration.
     stages: names of the stages.
+
+  Raises:
+    ValueError: the router's weights cannot be used.
   """
+  if config.router.weights:
+    check_directory(config.router.weights)
   rows = tabulate(config, stages)
   prices = "the configured" if config.models.prices else "list"
   kind = config.models.kind
   unpaid = "" if kind == "chat" else f" ({kind} models are never paid)"
-  print(f"dry run: nothing is played or paid; estimates, at {prices} prices{unpaid}")
+  print(
+    f"dry run: nothing is played or paid; estimates, at {prices} prices{unpaid}; hours "
+    "are those of API models, without the router"
+  )
   print(rows.to_string(formatters=FORMATS))
 
 
@@ -73,8 +82,8 @@ def require_cap(config: Config, stages: Sequence[str]) -> None:
   if total.dollars:
     raise ValueError(
       "--config.max_usd is 0, but these models cost money: about "
-      f"{format_usd(total.dollars)} and {total.hours:,.1f} hours by the dry run; set "
-      "--config.max_usd to the most dollars that this run may spend"
+      f"{format_usd(total.dollars)} and {total.hours:,.1f} hours by the dry run, "
+      "without the router; set --config.max_usd to the most dollars this run may spend"
     )
 
 
@@ -83,7 +92,7 @@ def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
 
   Returns:
     A row per stage and the row "in all", with the columns FORMATS. Hours are those of
-    API models, without trainings.
+    API models, without the router's decisions and trainings.
   """
   path = Path(config.runs) / config.name / "episodes.sqlite"
   # This call raises an error if the run has a configuration and its store is missing.

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,7 +11,12 @@ from baar_jax.conditioned import fit
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.episode import Episode
 from baar_jax.learn.batches import ACTED, Batcher, Labels, draw_batches
-from baar_jax.learn.checkpoint import Checkpoints, check_metrics
+from baar_jax.learn.checkpoint import (
+  WRITING,
+  Checkpoints,
+  ParameterFile,
+  check_metrics,
+)
 from baar_jax.learn.trainer import Trainer, sft_optimizer
 from baar_jax.mesh import exchange
 from baar_jax.open import (
@@ -35,7 +39,7 @@ from baar_jax.paper.references import (
   mean_large_usd,
   profile_tasks,
 )
-from baar_jax.paper.sft import Best, mix_batches, sft
+from baar_jax.paper.sft import Progress, mix_batches, sft
 from baar_jax.rivals.families import FAMILIES, OnPolicy, list_trained
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOPO, SFT
@@ -204,23 +208,6 @@ def _prepare_rival(run: Run, files: RouterFiles, name: str) -> Lesson:
   return Lesson(name, draw, dev, labels)
 
 
-@dataclasses.dataclass
-class StoredProgress:
-  """Record the progress of a training on stored episodes, for its checkpoints.
-
-  Attributes:
-    dev_loss: the least loss on dev so far.
-    best_update: the number of the update with the least loss on dev.
-    updates: the number of updates so far.
-    finished: whether the training has ended.
-  """
-
-  dev_loss: float = math.inf
-  best_update: int = 0
-  updates: int = 0
-  finished: bool = False
-
-
 def train_stored(
   run: Run, files: RouterFiles, family: str, prepare: Callable[[], Lesson]
 ) -> None:
@@ -238,45 +225,50 @@ def train_stored(
   """
   directory = files.checkpoints(family)
   with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
-    progress = StoredProgress(**checkpoints.progress)
+    progress = Progress(**checkpoints.progress)
     if progress.finished:
       return
     lesson = prepare()
     settings = files.config.sft
     trainer, batcher = _open_trainer(run, files, lesson)
-    best = Best(trainer.copy_params(), progress.dev_loss, progress.best_update)
+    best = ParameterFile(directory)
     done = checkpoints.last_update
     if done:
-      state = checkpoints.restore(trainer.state | {"best": best.params})
+      state = trainer.state
+      state = checkpoints.restore(state | {"best": state["params"]})
+      best.write(state.pop("best"))
       trainer.load(state)
-      best.params = state["best"]
     updates = itertools.islice(enumerate(lesson.draw(), 1), done, settings.updates)
     dev_batches = batcher.micro_batches(lesson.dev)
     name = jobs.label_family(lesson.stage)
     with run.progress(name, settings.updates, done, "update") as bar:
-      for update in sft(trainer, batcher, updates, dev_batches, settings, best):
-        number = update.number
-        check_metrics(lesson.stage, number, update.metrics, checkpoints.newest)
+      for metrics in sft(trainer, batcher, updates, dev_batches, settings, progress):
+        number = progress.updates
+        check_metrics(lesson.stage, number, metrics, checkpoints.newest)
         run.log(
           **files.marks,
           stage=lesson.stage,
           update=number,
           updates=settings.updates,
           learning_rate=settings.learning_rate,
-          **update.metrics,
+          **metrics,
         )
         bar.update()
-        progress = StoredProgress(best.dev_loss, best.update, number)
-        due = number - checkpoints.last_update >= SAVE_EVERY
-        if due and not update.is_last:
-          state = trainer.state | {"best": best.params}
+        params = trainer.state["params"]
+        if progress.best_update == number:
+          with checkpoints.explain(WRITING):
+            best.write(params)
+        if not progress.finished and checkpoints.is_due(number, SAVE_EVERY):
+          state = trainer.state | {"best": best.read(params)}
           checkpoints.save(number, state, **vars(progress))
-    progress.finished = True
-    checkpoints.save(progress.updates, {"params": best.params}, **vars(progress))
+          del state  # Free the best parameters again.
+    trainer.optimizer_state = None  # Free its memory for the best parameters.
+    checkpoints.save(number, {"params": best.read(params)}, **vars(progress))
   if lesson.dev:
     run.print(
       f"{jobs.label_family(family)}, training seed {files.training_seed}: "
-      f"least dev loss {best.dev_loss:g} at update {best.update} of {progress.updates}"
+      f"least dev loss {progress.dev_loss:g} at update {progress.best_update} of "
+      f"{progress.updates}"
     )
 
 
@@ -360,8 +352,10 @@ def train_rollouts(run: Run, files: RouterFiles, spec: PolicySpec) -> None:
       )
       # While episodes wait, no checkpoint is saved. So a restarted training reads these
       # episodes from the store again.
-      due = update.number - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS
-      if progress.finished or (due and not update.waiting):
+      due = not update.waiting and checkpoints.is_due(
+        update.number, SAVE_EVERY_ROLLOUTS
+      )
+      if progress.finished or due:
         checkpoints.save(update.number, learner.trainer.state, **vars(progress))
       if progress.finished:
         return
