@@ -122,13 +122,15 @@ def test_rotary_settings_are_read_in_all_forms(tmp_path):
   """Newer versions of transformers write a section, or one for each type of layer."""
   hf.write(tmp_path, SHAPE)
   section = {"rope_type": "default", "rope_theta": 5e5}
-  for form in (section, {"full_attention": section, "sliding_attention": section}):
+  layers = {"full_attention": section, "sliding_attention": section}
+  for form in (section, {"rope_theta": 5e5, "full_attention": {}}, layers):
     set_fields(tmp_path, {"rope_theta": None, "rope_parameters": form})
     assert weights.read_config(tmp_path).rope_theta == 5e5
   set_fields(tmp_path, {"rope_parameters": form | {"full_attention": {}}})
   assert "rope_parameters differ between layers" in refusal(tmp_path)
-  set_fields(tmp_path, {"rope_parameters": {"rope_type": "yarn"}})
-  assert "unsupported rope_type" in refusal(tmp_path)
+  for name in ("rope_type", "type"):
+    set_fields(tmp_path, {"rope_parameters": {name: "yarn"}})
+    assert "unsupported rope_type" in refusal(tmp_path)
 
 
 def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):

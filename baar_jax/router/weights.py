@@ -264,10 +264,11 @@ def read_config(directory: Path | str) -> Qwen2Config:
     rope = fields.get("rope_parameters") or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if nested:  # They are told for each type of layer.
-      rope = nested[0]
-      if nested != [rope] * len(nested):
+      rope |= nested[0]
+      if nested != [nested[0]] * len(nested):
         raise ValueError("rope_parameters differ between layers, expected one")
-    fields = {"model_type": "", **rope, **fields}
+    # The oldest name of rope_type is type.
+    fields = {"model_type": "", "rope_type": rope.get("type"), **rope, **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
     if rope.get("rope_theta") not in (None, fields.get("rope_theta")):
       raise ValueError("rope_theta differs from that in rope_parameters, expected one")
