@@ -45,6 +45,9 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   dtype = jnp.dtype(stored)
   model = load_qwen2(base, dtype)
   (base / "chat_template.jinja").write_text("{{ messages }}")
+  (base / "generation_config.json").write_text('{"eos_token_id": 299}')
+  settings = '{"eos_token": "<|im_end|>", "added_tokens_decoder": {"299": {}}}'
+  (base / "tokenizer_config.json").write_text(settings)
   adopt(base)
   adopted = base / "adopted"
   # A run that was killed left this directory.
@@ -57,8 +60,11 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   for name, numbers in expected.items():
     np.testing.assert_array_equal(written[name], numbers, strict=True)
   assert weights.read_config(saved) == model.config
-  names = ["chat_template.jinja", "tokenizer.json"]
+  names = ["chat_template.jinja", "generation_config.json", "tokenizer.json"]
   assert filecmp.cmpfiles(saved, adopted, names, shallow=False)[0] == names
+  # Beside the list, transformers would not know the decision tokens.
+  settings = json.loads((saved / "tokenizer_config.json").read_text())
+  assert settings == {"eos_token": "<|im_end|>"}
 
 
 def set_fields(directory: Path, changes: dict) -> None:

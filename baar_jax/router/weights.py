@@ -332,10 +332,15 @@ def save_qwen2(
     "clean_up_tokenization_spaces": False,
   }
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
-  (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-  # The weights' own tokenizer_config.json takes the place of this one.
   for path in adopted.iterdir():
     shutil.copy(path, temporary)
+  file = temporary / "tokenizer_config.json"
+  if file.exists():
+    settings = json.loads(file.read_text())
+  # This list of the weights' own special tokens would hide the decision tokens, which
+  # tokenizer.json has.
+  settings.pop("added_tokens_decoder", None)
+  file.write_text(json.dumps(settings, indent=2))
   temporary.replace(directory)
 
 
