@@ -45,6 +45,9 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   dtype = jnp.dtype(stored)
   model = load_qwen2(base, dtype)
   (base / "chat_template.jinja").write_text("{{ messages }}")
+  (base / "generation_config.json").write_text('{"eos_token_id": 299}')
+  settings = '{"eos_token": "<|im_end|>", "added_tokens_decoder": {"299": {}}}'
+  (base / "tokenizer_config.json").write_text(settings)
   adopt(base)
   adopted = base / "adopted"
   # A run that was killed left this directory.
@@ -57,8 +60,11 @@ def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path)
   for name, numbers in expected.items():
     np.testing.assert_array_equal(written[name], numbers, strict=True)
   assert weights.read_config(saved) == model.config
-  names = ["chat_template.jinja", "tokenizer.json"]
+  names = ["chat_template.jinja", "generation_config.json", "tokenizer.json"]
   assert filecmp.cmpfiles(saved, adopted, names, shallow=False)[0] == names
+  # Beside the list, transformers would not know the decision tokens.
+  settings = json.loads((saved / "tokenizer_config.json").read_text())
+  assert settings == {"eos_token": "<|im_end|>"}
 
 
 def set_fields(directory: Path, changes: dict) -> None:
@@ -122,13 +128,15 @@ def test_rotary_settings_are_read_in_all_forms(tmp_path):
   """Newer versions of transformers write a section, or one for each type of layer."""
   hf.write(tmp_path, SHAPE)
   section = {"rope_type": "default", "rope_theta": 5e5}
-  for form in (section, {"full_attention": section, "sliding_attention": section}):
+  layers = {"full_attention": section, "sliding_attention": section}
+  for form in (section, {"rope_theta": 5e5, "full_attention": {}}, layers):
     set_fields(tmp_path, {"rope_theta": None, "rope_parameters": form})
     assert weights.read_config(tmp_path).rope_theta == 5e5
   set_fields(tmp_path, {"rope_parameters": form | {"full_attention": {}}})
   assert "rope_parameters differ between layers" in refusal(tmp_path)
-  set_fields(tmp_path, {"rope_parameters": {"rope_type": "yarn"}})
-  assert "unsupported rope_type" in refusal(tmp_path)
+  for name in ("rope_type", "type"):
+    set_fields(tmp_path, {"rope_parameters": {name: "yarn"}})
+    assert "unsupported rope_type" in refusal(tmp_path)
 
 
 def test_only_tensors_that_add_nothing_may_be_stored_besides(tmp_path):

@@ -97,6 +97,8 @@ class Layer(nnx.Module):
   ) -> tuple[jax.Array, KeysValues]:
     """Compute the rotated queries, the rotated keys, and the values of positions.
 
+    The keys are reduced by their bias.
+
     Returns:
       q_BxTxNxH, and keys and values [B, T, K, H].
     """
@@ -104,8 +106,12 @@ class Layer(nnx.Module):
     q_BxTxNxH = _project_heads(h_BxTxD, self.q_kernel, self.q_bias)
     k_BxTxKxH = _project_heads(h_BxTxD, self.k_kernel, self.k_bias)
     v_BxTxKxH = _project_heads(h_BxTxD, self.v_kernel, self.v_bias)
-    rotated = KeysValues(rotate(k_BxTxKxH, rotation), v_BxTxKxH)
-    return rotate(q_BxTxNxH, rotation), rotated
+    # Attention does not change if all keys lose the same numbers. Qwen2.5's biases are
+    # above 100 where the rotation is slow. Without them bfloat16 rounds the keys less:
+    # scores near 1,000 were wrong by several units.
+    k_BxTxKxH = rotate(k_BxTxKxH, rotation) - self.k_bias[...][None, None]
+    new = KeysValues(k_BxTxKxH.astype(x_BxTxD.dtype), v_BxTxKxH.astype(x_BxTxD.dtype))
+    return rotate(q_BxTxNxH, rotation).astype(x_BxTxD.dtype), new
 
   def finish(self, x_BxTxD: jax.Array, a_BxTxNxH: jax.Array) -> jax.Array:
     """Add the attention's output and SwiGLU's output to the residual stream.
@@ -257,7 +263,7 @@ class Qwen2(nnx.Module):
     Returns:
       hidden_BxTxD, and the updated cache.
     """
-    rotation = make_rotation(self.config, position_BxT, dtype)
+    rotation = make_rotation(self.config, position_BxT)
     graphdef, stacked = nnx.split(self.layers)
 
     def apply_layer(
@@ -285,15 +291,12 @@ class Qwen2(nnx.Module):
     return rms_norm(x_BxTxD, self.final_norm, self.config.rms_norm_eps), cache
 
 
-def make_rotation(
-  config: Qwen2Config, position_BxT: jax.Array, dtype: DTypeLike
-) -> Rotation:
-  """Compute the cosines and sines of the rotary embeddings of positions.
+def make_rotation(config: Qwen2Config, position_BxT: jax.Array) -> Rotation:
+  """Compute the float32 cosines and sines of the rotary embeddings of positions.
 
   Args:
     config: supplies the width of a head and the base of the wavelengths.
     position_BxT: int, the position of each token in its sequence.
-    dtype: dtype of the result.
   """
   H = config.head_dim
   # The package transformers also rounds the wavelengths to float32. At position 30,000
@@ -302,9 +305,7 @@ def make_rotation(
   position_BxTx1 = position_BxT[:, :, None].astype(jnp.float32)
   angle_BxTxH2 = position_BxTx1 * (1 / wave_H2)[None, None]
   angle_BxTxH = jnp.concatenate([angle_BxTxH2, angle_BxTxH2], axis=-1)
-  return Rotation(
-    jnp.cos(angle_BxTxH).astype(dtype), jnp.sin(angle_BxTxH).astype(dtype)
-  )
+  return Rotation(jnp.cos(angle_BxTxH), jnp.sin(angle_BxTxH))
 
 
 def attend_causally(q_BxTxNxH: jax.Array, keys_values: KeysValues) -> jax.Array:
@@ -356,8 +357,9 @@ def rms_norm(x_BxTxD: jax.Array, scale_D: nnx.Param, eps: float) -> jax.Array:
 
 
 def _project_heads(h_BxTxD: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
-  """Compute the queries, keys or values of all heads, [B, T, N, H]."""
-  return jnp.einsum("BTD,DNH->BTNH", h_BxTxD, kernel[...]) + bias[...][None, None]
+  """Compute the float32 queries, keys or values of all heads, [B, T, N, H]."""
+  product_BxTxNxH = jnp.einsum("BTD,DNH->BTNH", h_BxTxD, kernel[...])
+  return product_BxTxNxH.astype(jnp.float32) + bias[...][None, None]
 
 
 def _draw_normal(rngs: nnx.Rngs, *shape: int, fan_in: int = 0) -> nnx.Param:

@@ -264,10 +264,11 @@ def read_config(directory: Path | str) -> Qwen2Config:
     rope = fields.get("rope_parameters") or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     if nested:  # They are told for each type of layer.
-      rope = nested[0]
-      if nested != [rope] * len(nested):
+      rope |= nested[0]
+      if nested != [nested[0]] * len(nested):
         raise ValueError("rope_parameters differ between layers, expected one")
-    fields = {"model_type": "", **rope, **fields}
+    # The oldest name of rope_type is type.
+    fields = {"model_type": "", "rope_type": rope.get("type"), **rope, **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
     if rope.get("rope_theta") not in (None, fields.get("rope_theta")):
       raise ValueError("rope_theta differs from that in rope_parameters, expected one")
@@ -331,10 +332,15 @@ def save_qwen2(
     "clean_up_tokenization_spaces": False,
   }
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
-  (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-  # The weights' own tokenizer_config.json takes the place of this one.
   for path in adopted.iterdir():
     shutil.copy(path, temporary)
+  file = temporary / "tokenizer_config.json"
+  if file.exists():
+    settings = json.loads(file.read_text())
+  # This list of the weights' own special tokens would hide the decision tokens, which
+  # tokenizer.json has.
+  settings.pop("added_tokens_decoder", None)
+  file.write_text(json.dumps(settings, indent=2))
   temporary.replace(directory)
 
 
