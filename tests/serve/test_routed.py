@@ -11,6 +11,7 @@ from standin_forms import Reply
 
 from baar_serve.config import UpstreamsConfig
 from baar_serve.request import drop_nulls
+from baar_serve.settings import fit_ids
 from baar_serve.upstream import find_limits
 
 WORDS = "I look around and go on, as before. " * 12
@@ -308,48 +309,28 @@ def test_what_a_model_never_takes_is_left_out_from_then_on(open_client, upstream
   assert page.count("logprobs") == 1 and "top_p" not in page
 
 
-@pytest.mark.parametrize(
-  "path, name, id_, fitted",
-  [
-    ("chat/completions", "mistral-large", "functions.ls:0", "[0-9a-f]{9}"),
-    ("chat/completions", "mistral-large", "AbCdEf123", "AbCdEf123"),
-    ("chat/completions", "gpt-9", "x" * 41, "[0-9a-f]{9}"),
-    ("chat/completions", "kimi-k2", "toolu_01", "toolu_01"),
-    ("messages", "claude-opus-9", "functions.ls:0", "[0-9a-f]{9}"),
-    ("messages", "claude-opus-9", "call_9-a", "call_9-a"),
-    ("responses", "gpt-9", "call " * 9, "[0-9a-f]{9}"),
-  ],
-)
-def test_ids_of_tool_calls_fit_the_model(
-  open_client, upstream, path, name, id_, fitted
-):
-  """A call and its result keep one id, and nothing else changes."""
-  arguments = {"id": "functions.ls:0", "call_id": "functions.ls:0"}
-  if path == "chat/completions":
-    function = {"name": "ls", "arguments": json.dumps(arguments)}
-    called = {"role": "assistant", "tool_calls": [{"id": id_, "function": function}]}
-    history = [called, {"role": "tool", "tool_call_id": id_, "content": "ok"}]
-  elif path == "messages":
-    use = {"type": "tool_use", "id": id_, "name": "ls", "input": arguments}
-    result = {"type": "tool_result", "tool_use_id": id_, "content": "ok"}
-    history = [
-      {"role": "assistant", "content": [use]},
-      {"role": "user", "content": [result]},
-    ]
-  else:
-    called = {"type": "function_call", "call_id": id_, "name": "ls", "arguments": "{}"}
-    history = [called, {"type": "function_call_output", "call_id": id_, "output": "ok"}]
-  history = [user("Go."), *history]
-  client = open_client(models={"names": (name, "z")})
-  assert call(client, path, history).status_code == 200
-  sent = upstream.seen[0][FORMS[path][0]]
-  (new,) = set(
-    re.findall(
-      rf'"(?:id|tool_call_id|tool_use_id|call_id)": "({fitted})"', json.dumps(sent)
-    )
-  )
-  assert json.dumps(sent).count(f'"{new}"') == 2
-  assert json.loads(json.dumps(sent).replace(f'"{new}"', json.dumps(id_))) == history
+def test_ids_of_tool_calls_fit_the_model(open_client, upstream):
+  """A call and its result keep one id, in each form, and nothing else changes."""
+  id_ = "functions.ls:0"
+  function = {"name": "ls", "arguments": json.dumps({"id": id_})}
+  history = [
+    user("Go."),
+    {"role": "assistant", "tool_calls": [{"id": id_, "function": function}]},
+    {"role": "tool", "tool_call_id": id_, "content": "ok"},
+  ]
+  blocks = [
+    {"type": "tool_use", "id": id_, "input": {"id": id_}},
+    {"type": "tool_result", "tool_use_id": id_},
+    {"type": "function_call", "call_id": id_, "id": "fc_1"},
+  ]
+  fitted = json.dumps(fit_ids([*history, *blocks], "[A-Za-z0-9]{9}"))
+  (new,) = set(re.findall('"[0-9a-f]{9}"', fitted))
+  assert fitted.count(new) == 5
+  assert fitted.replace(new, json.dumps(id_)) == json.dumps([*history, *blocks])
+  call(open_client(models={"names": ("mistral-9", "z")}), "chat/completions", history)
+  sent = json.dumps(upstream.seen[0]["messages"])
+  assert sent == json.dumps(fit_ids(history, "[A-Za-z0-9]{9}"))
+  assert fit_ids(history, "[a-z.:0]+") == history
 
 
 @pytest.mark.parametrize(
