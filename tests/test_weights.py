@@ -11,12 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from golden import make_rows
 from safetensors.numpy import load_file, save_file
+from scipy import stats
 from tiny_router import ROUTER
 
 from baar_jax.config import RouterConfig
 from baar_jax.router import weights
-from baar_jax.router.view import View, adopt_tokenizer, read_tokenizer
+from baar_jax.router.view import (
+  View,
+  adopt_tokenizer,
+  make_byte_tokenizer,
+  read_tokenizer,
+)
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
 from tools import qwen2_checkpoint as hf
 
@@ -215,3 +222,24 @@ def test_decision_tokens_start_as_their_words_do(
   abstract = weights.make_abstract_model(weights.find_shape(view.config, ids))
   assert model.config == abstract.config
   assert nnx.state(abstract) == jax.eval_shape(lambda: nnx.state(model))
+
+
+def test_decision_tokens_start_with_the_answers_of_the_words():
+  """Two sizes of Qwen2.5-Coder answered in golden/make_rows.py."""
+  golden = np.load(make_rows.FILE)
+  tokenizer = make_byte_tokenizer()
+  tokenizer.add_special_tokens([*hf.SPECIAL])
+  view = make_rows.make_view(tokenizer)
+  prompts = make_rows.write_prompts(view)
+  texts = tokenizer.decode_batch(prompts, skip_special_tokens=False)
+  assert texts == golden["prompts"].tolist()
+  view.encode = make_rows.SPLITS.get
+  small, big = map(list, weights.start_tokens(view))
+  for size in range(2):
+    # A row that is a mean of tokens' rows has the mean of their logits.
+    logits_PxC = golden[f"{size}/logits_PxC"]
+    rows_P = logits_PxC[:, big].mean(axis=1) - logits_PxC[:, small].mean(axis=1)
+    words_P = golden[f"{size}/words_P"]
+    assert min((words_P > 0).sum(), (words_P < 0).sum()) >= 6
+    assert ((rows_P > 0) == (words_P > 0)).sum() >= 20
+    assert stats.spearmanr(rows_P, words_P).statistic >= 0.8

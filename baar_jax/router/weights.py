@@ -73,10 +73,7 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   """Load the configured weights as a float32 router with decision tokens.
 
   If the tokenizer of the weights lacks a decision token, all decision tokens get new
-  embedding rows. Each new row is that of the token with which the weights themselves
-  would begin the model's word, such as SMALL, at that place: after a space in a
-  transcript, without one in an answer. If two words begin with the same token, the rows
-  are the means of all tokens of the words (our choice).
+  embedding rows, which start from those of `start_tokens`.
 
   Args:
     view: the router's settings, tokenizer and decision tokens.
@@ -91,11 +88,21 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   find_id = read_tokenizer(Path(config.weights)).token_to_id
   if None in map(find_id, decision_tokens(len(ids))):
     model.config = find_shape(config, ids)
-    space = "" if config.view == "paper" else " "
-    spelled = [view.encode(f"{space}{word}") for word in view.words]
-    first = [tokens[:1] for tokens in spelled]
-    set_rows(model, ids, first if len({*first}) == len(first) else spelled)
+    set_rows(model, ids, start_tokens(view))
   return model
+
+
+def start_tokens(view: View) -> list[tuple[int, ...]]:
+  """Choose the tokens whose rows each decision token starts from (our choice).
+
+  It is the token with which the weights themselves would begin the model's word, such
+  as SMALL, at that place: after a space in a transcript, without one in an answer. If
+  two words begin with the same token, they are all tokens of each word.
+  """
+  space = "" if view.config.view == "paper" else " "
+  spelled = [view.encode(f"{space}{word}") for word in view.words]
+  first = [tokens[:1] for tokens in spelled]
+  return first if len({*first}) == len(first) else spelled
 
 
 def set_rows(

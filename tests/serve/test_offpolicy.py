@@ -10,7 +10,7 @@ import pytest
 
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.jobs import ALWAYS_LARGE
-from baar_jax.router.inputs import States
+from baar_jax.router.inputs import States, Vocabulary
 from baar_serve import offpolicy
 from baar_serve.offpolicy import Sample, estimate_means
 from configs import quickstart
@@ -73,7 +73,7 @@ def read(monkeypatch):
   changes = dict(
     Store=lambda path: learned,
     load_heads=lambda files: None,
-    load_vocabulary=lambda files: None,
+    load_vocabulary=lambda files: Vocabulary(None, {}, 0.0, {}),
     read_states=read_states,
     estimate=prefer,
   )
