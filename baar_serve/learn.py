@@ -42,11 +42,12 @@ AT_ONCE = 4  # The number of sessions that are played at the same time.
 KEYS = {"OPENAI_API_KEY": "unused", "ANTHROPIC_API_KEY": "unused"}
 # Seconds before each try to send a score; a session's last call may still be in flight.
 WAITS_S = (0, 1, 10)
+TIMEOUT_S = 3600.0  # The most seconds of a session, unless the user sets others.
 # Half of the width of an interval of scores that settles a verdict (our choice).
 SETTLED = 0.05
 
 
-class Agent(NamedTuple):
+class AgentCommand(NamedTuple):
   """How an agent plays a task.
 
   Attributes:
@@ -55,10 +56,10 @@ class Agent(NamedTuple):
   """
 
   command: str
-  timeout_s: float = 3600.0
+  timeout_s: float = TIMEOUT_S
 
 
-def learn(config: ServeConfig, agent: Agent, path: str, max_usd: float) -> None:
+def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -> None:
   """Play what is missing, train the router, choose its default, and report.
 
   The run's stored sessions are the only state, so a command that was killed goes on.
@@ -186,7 +187,7 @@ def serving(app: App) -> Iterator[str]:
 
 
 def play_all(
-  config: ServeConfig, run: Run, needs: Sequence[Need], agent: Agent
+  config: ServeConfig, run: Run, needs: Sequence[Need], agent: AgentCommand
 ) -> None:
   """Play and score sessions, a few at once.
 
@@ -226,7 +227,7 @@ def play_all(
 
 
 def play_session(
-  config: ServeConfig, run: Run, url: str, agent: Agent, need: Need
+  config: ServeConfig, run: Run, url: str, agent: AgentCommand, need: Need
 ) -> float:
   """Play a session by the agent's command, and send its score to the endpoint.
 
@@ -300,14 +301,14 @@ def play_session(
 def command() -> None:
   """Run the command line."""
   flags.DEFINE_string("agent", "", "Command that plays the task in BAAR_TASK.")
-  flags.DEFINE_float("agent_timeout_s", 3600.0, "Seconds of a session.", 0.0)
+  flags.DEFINE_float("agent_timeout_s", TIMEOUT_S, "Seconds of a session.", 0.0)
   flags.DEFINE_string("tasks", "", "File with a task on each line.")
   flags.DEFINE_float("max_usd", 0.0, "Most US dollars of all sessions.", 0.0)
   values = flags.FLAGS
 
   def start(config: ServeConfig) -> None:
     """Learn with the flags of the command line."""
-    agent = Agent(values.agent, values.agent_timeout_s)
+    agent = AgentCommand(values.agent, values.agent_timeout_s)
     learn(config, agent, values.tasks, values.max_usd)
 
   run_command(start)

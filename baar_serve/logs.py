@@ -210,9 +210,12 @@ def list_calls(
 def read_usage(fields: dict) -> Usage | None:
   """Read the tokens of a usage; None if it has none of a prompt.
 
+  Anthropic's input, unlike that of OpenAI, leaves out the tokens of the prompt cache.
+
   Raises:
     ImpossibleUsage: the usage cannot be true.
   """
-  meter = AnswerMeter()
+  is_beside = "cache_read_input_tokens" in fields and "prompt_tokens" not in fields
+  meter = AnswerMeter(counts_beside=is_beside)
   meter.note({"usage": fields})
   return meter.usage() if meter.counts.get("prompt") else None

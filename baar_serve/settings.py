@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from baar_jax.llms.history import hash_text
 from baar_jax.llms.provider import Outcome
-from baar_serve.forms.wire import WireForm, drop_reasoning
+from baar_serve.forms.wire import ARGUMENTS, WireForm, drop_reasoning
 
 # Fields that are part of the question, or of what this program reads in the answer.
 KEPT = (
@@ -67,7 +67,7 @@ class Change(NamedTuple):
   def apply(self, request: dict) -> dict:
     """Return a changed copy of a request; equal if the request lacks the field."""
     if not self.field:
-      return drop_reasoning(request)
+      return drop_edits(drop_reasoning(request))
     if self.field in DEMANDED:
       return add_demanded(request, self.field)
     name, _, part = self.field.partition(".")
@@ -80,19 +80,23 @@ class Change(NamedTuple):
     elif self.value:
       changed[self.value] = value
     elif part:
-      rest = {key: value[key] for key in value if key != part}
+      # A later request may have another type of value there, which the model judges.
+      rest = value
+      if isinstance(value, dict):
+        rest = {key: value[key] for key in value if key != part}
       changed |= {name: rest} if rest else {}
-    if name == "thinking":
-      drop_edits(changed)
-    return changed
+    return drop_edits(changed) if name == "thinking" else changed
 
 
-def drop_edits(request: dict) -> None:
-  """Leave out the edits of the context that need the setting `thinking`."""
-  edits = request.pop("context_management", None) or {}
-  rest = [edit for edit in edits.get("edits", ()) if "thinking" not in edit["type"]]
+def drop_edits(request: dict) -> dict:
+  """Return a request without the edits of the context that need `thinking`."""
+  context = request.get("context_management")
+  if not isinstance(context, dict) or not isinstance(context.get("edits"), list):
+    return request
+  rest = [edit for edit in context["edits"] if "thinking" not in str(edit)]
   if rest:
-    request["context_management"] = edits | {"edits": rest}
+    return request | {"context_management": context | {"edits": rest}}
+  return {name: request[name] for name in request if name != "context_management"}
 
 
 def add_demanded(request: Mapping, field: str) -> dict:
@@ -125,7 +129,7 @@ def fit_ids(value: object, pattern: str) -> object:
     if name in ID_FIELDS or (name == "id" and is_call):
       if not re.fullmatch(pattern, str(part)):
         part = hash_text(str(part))[:9]
-    elif name not in ("arguments", "input", "function"):
+    elif name not in (*ARGUMENTS, "input"):
       part = fit_ids(part, pattern)
     fitted[name] = part
   return fitted

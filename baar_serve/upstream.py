@@ -168,11 +168,12 @@ class ClientCall:
       amounts.append(f"${left.usd:.4f}")
     if left.calls is not None:
       amounts.append(f"{left.calls} calls of the larger model")
-    self.note = f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)"
-    self.body = self.form.add_note(self.body, self.note) or self.body
-    if self.body is self.request.body:
-      self.note = ""
-    self.bound_tokens += len(self.note.encode())
+    note = f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)"
+    noted = self.form.add_note(self.body, note)
+    if noted:
+      self.note = note
+      self.body = noted
+      self.bound_tokens += len(note.encode())
 
   def write_body(self, model: int) -> dict:
     """Return the body without the reasoning up to the last reply of another model.

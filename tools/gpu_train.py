@@ -11,7 +11,6 @@ and plays `STAGES`: BoSFT, BoPO by 30 updates of 64 rollouts, and the tables on 
 After each of them it writes what it has measured. Other flags are those of main.py.
 """
 
-import dataclasses
 import json
 import shutil
 import signal
@@ -32,7 +31,15 @@ from baar_jax.flags import fail
 from baar_jax.router.view import read_tokenizer
 from baar_jax.router.weights import load_qwen2
 from baar_jax.run import Run
-from tools.gpu_check import decide, make_batcher, make_episodes, peak_gb, train
+from tools.gpu_check import (
+  ROWS,
+  STEPS,
+  decide,
+  make_batcher,
+  make_episodes,
+  peak_gb,
+  train,
+)
 
 PACK = flags.DEFINE_string("pack", "", "A Hugging Face directory to pack.")
 PARTS = flags.DEFINE_string("parts", "parts", "The directory of the parts.")
@@ -58,8 +65,7 @@ def pack(directory: Path, parts: Path) -> None:
   for file in sorted(directory.glob("model*.safetensors")):
     for name, array in load_file(file).items():
       if array.ndim == 2:
-        is_table = array.shape[0] > array.shape[1] and "layers" not in name
-        kind = "Q8_0" if is_table else "Q4_0"
+        kind = "Q4_0" if ".layers." in name else "Q8_0"
         array = quantize(array.astype(np.float32), GGMLQuantizationType[kind])
         name = f"{kind}:{name}"
       if size + array.nbytes > PART_MB * 1_000_000:
@@ -96,7 +102,7 @@ def find_top1(directory: Path) -> list[int]:
 def configure(config: Config, weights: Path) -> Config:
   """Give a configuration the text router, with the settings of the paper."""
   config.router = RouterConfig(weights=str(weights), dtype="bfloat16", max_tokens=2048)
-  config.sft = dataclasses.replace(SFTConfig(), micro_episodes=8)
+  config.sft = SFTConfig(micro_episodes=8)
   config.bopo = BoPOConfig(lam=config.bopo.lam, updates=30)
   config.value.updates = 0
   return config
@@ -115,8 +121,9 @@ def measure(config: Config, figures: dict) -> None:
     figures |= {"areas": tables["frontiers"], "capped": tables["hard_budget"]}
     model = load_qwen2(config.router.weights, jnp.float32)
   batcher = make_batcher("transcript")
-  figures |= decide(model, batcher, 16)
-  for name, speed in train(model, batcher, make_episodes(8, 12)):
+  for name, value in decide(model, batcher, ROWS):
+    figures[name] = float(value)
+  for name, speed in train(model.config, batcher, make_episodes(8, STEPS)):
     figures[f"{name}_tokens_per_s"] = speed
 
 

@@ -13,7 +13,7 @@ from endpoint import ASK, REPLY, Client, assistant, user
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import Agent, judge, learn
+from baar_serve.learn import AgentCommand, judge, learn
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -137,7 +137,7 @@ def test_what_cannot_be_scored_stops_the_command(
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
     words = f"sh -c '{script.format(agent=agent)}'"
-    learn(config, Agent(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
+    learn(config, AgentCommand(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
 
 
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatc
   monkeypatch.setattr("baar_serve.learn.play_session", play)
   (tmp_path / "tasks.txt").write_text("a\nb\nc\nd\ne")
   with pytest.raises(ValueError, match="has .0.5000 left, and 1 sessions may cost .1"):
-    learn(start("money"), Agent("true"), str(tmp_path / "tasks.txt"), 3.5)
+    learn(start("money"), AgentCommand("true"), str(tmp_path / "tasks.txt"), 3.5)
 
 
 @pytest.fixture

@@ -97,6 +97,13 @@ def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
 
 
+def test_anthropics_usage_counts_cached_tokens_beside_the_input(run):
+  usage = dict(input_tokens=60, cache_read_input_tokens=40, output_tokens=10)
+  load(run, chat(usage=usage))
+  (episode,) = run.store.episodes("stratified(samples=3)")
+  assert episode.steps[0].calls[0].usage == episode.steps[1].calls[0].usage
+
+
 def test_an_atif_trajectory_is_an_episode(run):
   load(run, [atif()], "trajectory.json")
   (episode,) = run.store.episodes("always-large")
