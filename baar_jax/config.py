@@ -373,9 +373,8 @@ class BaselinesConfig:
     rivals: Names of rivals from rivals/families.py, such as "cascade".
     ablations: Names of ablations. Each ablation is BoPO without one part.
     judge: The judge: the model that the zero-shot router asks. If the models are
-      scripted, a rule answers in its place, and costs the judge's price. Its dollars
-      have a prompt cache only if `models.prompt_cache` is True. Its temperature and its
-      largest reply are our choice; the paper states neither.
+      scripted, a rule answers in its place, and costs the judge's price. The paper
+      states neither its temperature nor its largest reply (our choice).
   """
 
   rivals: tuple[str, ...] = ()
@@ -481,7 +480,6 @@ class Config:
   @validator
   def _check(self) -> Self:
     """Raise an error unless the settings of different sections fit together."""
-    self.baselines.judge.prompt_cache = self.models.prompt_cache
     has_choice = len(self.models.names) > 1
     if self.models.kind == "scripted":
       require(self.env.kind != STORED, "models.kind", f"chat with env.kind={STORED}")

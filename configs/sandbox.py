@@ -6,7 +6,7 @@ from baar_jax import config
 def get_config() -> config.Config:
   """Return the configuration of the sandbox."""
   c = config.Config(name="sandbox")
-  c.models.prompt_cache = False
+  c.models.prompt_cache = c.baselines.judge.prompt_cache = False
   c.env = config.EnvConfig("sandbox", 384, 128, 256, max_steps=18, live_per_process=16)
   c.references.plans = (
     config.SamplePlan("samples", c.references.samples, all_tasks=True),

@@ -63,4 +63,5 @@ def get_config(setting: str = "") -> config.Config:
     c.bopo.lam = (0.3, 0.1, 0.5, 0.7, 0.9)
     c.train_seeds = 3
     c.baselines = config.BaselinesConfig(RIVALS, ABLATIONS)
+    c.baselines.judge.prompt_cache = False
   return c

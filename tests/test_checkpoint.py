@@ -1,5 +1,6 @@
 """Check that checkpoints survive full disks, and that damage is noticed."""
 
+import logging
 import os
 import pickle
 import shutil
@@ -60,6 +61,15 @@ def test_a_checkpoint_is_read_without_unpickling(whole, monkeypatch):
 def test_a_checkpoint_of_another_structure_is_refused(whole):
   for params in (state(0)["params"] | {"norm": jnp.ones(6)}, {"norm": jnp.ones(5)}):
     assert_refused(whole, state(0) | {"params": params})
+
+
+def test_a_refused_checkpoint_leaves_the_logs_of_a_program_as_they_were(whole):
+  loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+  before = [(logger.level, [*logger.filters]) for logger in loggers]
+  hook = sys.unraisablehook
+  assert_refused(whole, state(0) | {"params": {"norm": jnp.ones(6)}})
+  assert before == [(logger.level, logger.filters) for logger in loggers]
+  assert sys.unraisablehook is hook
 
 
 def test_a_parameter_file_returns_the_last_version_bit_by_bit(tmp_path):

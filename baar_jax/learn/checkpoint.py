@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import math
 import sys
 import tempfile
 import textwrap
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -109,11 +111,6 @@ class Checkpoints:
       create: whether to make the directory if it is missing.
     """
     self.directory = directory.absolute()
-    # Orbax raises each error and also logs it with a traceback, so the log is silenced.
-    for name in ("absl", "asyncio"):
-      logging.getLogger(name).setLevel(logging.CRITICAL)
-    # A failed save leaves coroutines behind that nobody awaits.
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
     self._manager = ocp.CheckpointManager(self.directory, options=options)
     self._saved_s = monotonic()
@@ -215,16 +212,43 @@ class Checkpoints:
     Args:
       problem: `READING` or `WRITING`.
     """
-    # If one read fails, Python prints that the event loop of other reads is closed.
-    # This hook hides these lines.
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: None
     try:
-      yield
-      sys.unraisablehook = hook
+      with hide_noise():
+        yield
     except Exception as error:
       reason = textwrap.shorten(str(error) or repr(error), 250)
       raise ValueError(problem.format(self.newest, reason)) from error
+
+
+@contextlib.contextmanager
+def hide_noise() -> Iterator[None]:
+  """Hide what Orbax prints beside an error that it raises.
+
+  It logs the error with a traceback, and a failed read or save leaves coroutines, whose
+  end Python reports.
+  """
+  loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+  hook = sys.unraisablehook
+  sys.unraisablehook = lambda unraisable: None
+  for logger in loggers:
+    logger.addFilter(_drop)
+  with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+    try:
+      yield
+    except Exception as error:
+      traceback.clear_frames(error.__traceback__)  # They hold the coroutines.
+      gc.collect()
+      raise
+    finally:
+      sys.unraisablehook = hook
+      for logger in loggers:
+        logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+  """Refuse a line of a log."""
+  return False
 
 
 class ParameterFile:
