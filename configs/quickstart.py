@@ -17,7 +17,7 @@ def get_config() -> config.Config:
   c.references.samples = 8
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=100, micro_episodes=64, learning_rate=3e-3)
-  # Chosen on dev tasks of the sandbox, for vanilla RL too; see docs/evaluation.md.
+  # Chosen on dev tasks of examples/sandbox.py, for vanilla RL too.
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
     learning_rate=3e-3,

@@ -1,14 +1,14 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
 The models are two real ones, whose replies are recorded. The settings :sciworld,
-:alfworld, :appworld and :sandbox have scripted ones. --config.models.prompt_cache=False
+:alfworld and :appworld have scripted ones. --config.models.prompt_cache=False
 bills the calls without prompt caches, as the paper does.
 """
 
 import dataclasses
 
 from baar_jax import config
-from configs import alfworld, appworld, code, quickstart, sandbox, sciworld
+from configs import alfworld, appworld, code, quickstart, sciworld
 
 # By setting: the configuration that it extends.
 SETTINGS = {
@@ -16,7 +16,6 @@ SETTINGS = {
   "sciworld": quickstart,
   "alfworld": alfworld,
   "appworld": appworld,
-  "sandbox": sandbox,
 }
 
 
@@ -24,7 +23,7 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "sciworld", "alfworld", "appworld" or "sandbox"; "" is configs/code.py.
+    setting: "sciworld", "alfworld" or "appworld"; "" is configs/code.py.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   c = SETTINGS[setting].get_config()
@@ -34,18 +33,11 @@ def get_config(setting: str = "") -> config.Config:
   c.profile = config.ProfileConfig(robustness=(3, 10))
   c.references.samples = config.ReferencesConfig().samples
   c.value.cost_weights = config.ValueConfig().cost_weights
-  if setting in ("appworld", "sandbox"):
-    c.references.plans += (
-      config.SamplePlan("steps", 20, all_tasks=setting == "sandbox"),
-    )
+  if setting == "appworld":
+    c.references.plans += (config.SamplePlan("steps", 20),)
   c.baselines = dataclasses.replace(
-    c.baselines,
-    # Rivals of our own are played in the sandbox alone, to save time.
-    rivals=sciworld.RIVALS + ("vanilla-sft",) * (setting == "sandbox"),
-    ablations=sciworld.ABLATIONS,
+    c.baselines, rivals=sciworld.RIVALS, ablations=sciworld.ABLATIONS
   )
-  if setting == "sandbox":
-    c.bopo.lam = (0.3, 0.1, 0.9)
   # Every router is evaluated with the same rules: the more probable model acts, or
   # LARGE acts at one of these shares of the stored training decisions.
   c.evaluate.thresholds = ()

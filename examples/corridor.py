@@ -12,7 +12,7 @@ import random
 from baar_jax.config import Config, EnvConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import Task
-from configs import sandbox
+from configs import quickstart
 
 
 class Corridor(Env):
@@ -67,6 +67,6 @@ class Corridor(Env):
 
 
 def get_config() -> Config:
-  """Return the configuration of a run in the corridor, as small as the sandbox's."""
+  """Return the configuration of a run in the corridor, with the default trainings."""
   env = EnvConfig(f"{__file__}:Corridor", 96, 34, 48, max_steps=12)
-  return dataclasses.replace(sandbox.get_config(), name="corridor", env=env)
+  return dataclasses.replace(quickstart.get_config(), name="corridor", env=env)

@@ -92,7 +92,11 @@ CASES = [
   ),
   ("the process of the tests did not start", fail_to_confine),
   # The kind and its options
-  ("...kind is 'poem'...FILE.py:CLASS...sandbox...", command, "--config.env.kind=poem"),
+  (
+    "...kind is 'poem'...FILE.py:CLASS...scienceworld...",
+    command,
+    "--config.env.kind=poem",
+  ),
   ("...own.py fails with ZeroDivisionError(...); correct...", load, "Good", "1 / 0"),
   ("...kind is 'TMP/own.py:Task'...no class Task...add it", load, "Task"),
   ("...Options need a default for each field...'rooms'", load, "NoDefault"),

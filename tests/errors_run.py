@@ -213,7 +213,7 @@ CASES = [
     lambda run: run.source.list_tasks("train"),
   ),
   (
-    "...kind=sandbox lists the task 't' twice: list each task once...",
+    "...sandbox.py:Sandbox lists the task 't' twice: list each task once...",
     list_tasks,
     TASK,
     TASK,

@@ -61,7 +61,7 @@ CASES = [
   (
     "TMP/sandbox has no profile trials: run --stage=profile first",
     command,
-    "--config=sandbox.py",
+    "--config=examples/sandbox.py",
     "--stage=report",
   ),
   ("...lacks references of 1 hard tasks: run --stage=references", load_references),

@@ -14,12 +14,12 @@ import tiny
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
-def start(runs, *flags, config="sandbox.py"):
+def start(runs, *flags, config="examples/sandbox.py"):
   """Start main.py with the numbers of tiny.config, and one episode at a time."""
   command = [
     sys.executable,
     "main.py",
-    f"--config=configs/{config}",
+    f"--config={config}",
     *tiny.flags(runs, "--config.profile.robustness=(1,)", *flags),
   ]
   return subprocess.Popen(

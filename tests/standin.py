@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from standin_forms import FORMS, Reply, prompt_of, text_of
 
-from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import SPLITS
+from examples.sandbox import Sandbox
 
 OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000
 

@@ -8,6 +8,6 @@ import functools
 
 import optax
 
-from configs.sandbox import get_config  # noqa: F401
+from examples.sandbox import get_config  # noqa: F401
 
 optax.adamw = functools.partial(optax.adamw, eps=0.01)

@@ -22,7 +22,7 @@ from baar_jax.router.weights import load_pretrained
 from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
-start = partial(program.start, config="../tests/steady_adam.py")
+start = partial(program.start, config="tests/steady_adam.py")
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
 FLAGS = [
   f"--config.bopo.updates={UPDATES}",

@@ -142,7 +142,7 @@ def test_environments_do_without_heavy_libraries():
 @pytest.mark.parametrize(
   "modules, unwanted",
   [
-    ("baar_jax.envs.process, baar_jax.envs.sandbox.adapter", HEAVY | {"numpy"}),
+    ("baar_jax.envs.process, baar_jax.envs.scienceworld.adapter", HEAVY | {"numpy"}),
     ("main", {"openai", "httpx"}),
   ],
 )

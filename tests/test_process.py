@@ -10,13 +10,13 @@ from contextlib import closing
 
 import psutil
 import pytest
-from tiny import ROOT, SIZES
+from tiny import ROOT, SANDBOX, SIZES
 
 from baar_jax.envs import process
 from baar_jax.envs.base import EnvDied, Oracle
 from baar_jax.envs.process import Recall, open_envs
-from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import Task
+from examples.sandbox import Sandbox
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -44,7 +44,7 @@ def play(env, task_id: str) -> list[tuple]:
 
 
 def test_slots_answer_in_threads_as_the_environment_itself():
-  envs = open_envs("sandbox", SIZES, 2, 4)
+  envs = open_envs(SANDBOX, SIZES, 2, 4)
   sandbox = Sandbox(**SIZES)
   assert envs[1].tasks("train") == sandbox.tasks("train")
   ids = [task.id for task in sandbox.tasks("train")[:4]] * 2
@@ -106,7 +106,7 @@ def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
   "sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")]
 )
 def test_a_death_ends_the_episodes_of_that_process_only(sent, cause):
-  first, second = open_envs("sandbox", SIZES, 1, 2, timeout_s=3.0)
+  first, second = open_envs(SANDBOX, SIZES, 1, 2, timeout_s=3.0)
   with closing(first):
     first.reset("test-0")
     second.reset("test-0")
@@ -123,7 +123,7 @@ def test_a_death_ends_the_episodes_of_that_process_only(sent, cause):
 
 
 def test_closing_ends_running_and_waiting_calls():
-  envs = open_envs("sandbox", SIZES, 1, 2, timeout_s=60)
+  envs = open_envs(SANDBOX, SIZES, 1, 2, timeout_s=60)
   envs[0].tasks("train")
   stopped = family(envs[0].child.process.pid)
   os.kill(stopped[0].pid, signal.SIGSTOP)  # A stopped process does not answer.

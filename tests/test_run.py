@@ -10,7 +10,6 @@ import pytest
 import tiny
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.open import Loader
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import Planned
@@ -18,6 +17,7 @@ from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec, seed_of
 from baar_jax.run import Run
 from baar_jax.stages import plan
+from examples.sandbox import Sandbox
 
 
 def test_without_a_terminal_progress_is_a_line_a_minute(capsys):

@@ -26,7 +26,9 @@ TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
 KEY = "sk-hostile-0123456789abcdef"
 
 
-def arguments(runs, server, stage="all", file="sandbox.py", **settings) -> list[str]:
+def arguments(
+  runs, server, stage="all", file="examples/sandbox.py", **settings
+) -> list[str]:
   """Write the arguments of a command; a setting has __ in place of a dot."""
   values = dict(
     env__max_steps=TASKS["max_steps"],
@@ -109,7 +111,7 @@ def test_the_papers_setting_runs_with_a_text_router(tmp_path):
   weights = hf.write(tmp_path / "weights", hf.SHAPES["grouped"], tokens=300)
   with StandIn(Lockpick(**TASKS)).running() as server:
     settings = dict(
-      env__kind="sandbox",
+      env__kind=tiny.SANDBOX,
       router__weights=weights,
       evaluate__shares=(),
       bopo__lam=(0.3, 0.9),

@@ -9,11 +9,11 @@ from program import finish, results, start
 from tiny_router import ROUTER, make_tokenizer
 
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox.adapter import SandboxErrors
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.specs import Cap, Decision
 from baar_jax.router.view import View
+from examples.sandbox import SandboxErrors
 
 
 def test_texts_name_models_by_rank():

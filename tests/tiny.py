@@ -7,6 +7,7 @@ from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 
 ROOT = Path(__file__).parents[1]
+SANDBOX = f"{ROOT}/examples/sandbox.py:Sandbox"  # The world of the fastest runs.
 # The letter of each model, cheapest first, and the dollars of its step.
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 TASK = Task("plant-0", "train", "find the plant", 40)
@@ -104,7 +105,7 @@ def config(runs, name="tiny", **env) -> Config:
   result = Config(name=name, runs=str(runs))
   for section, fields in SECTIONS.items():
     vars(getattr(result, section)).update(fields)
-  vars(result.env).update({"kind": "sandbox"} | env)
+  vars(result.env).update({"kind": SANDBOX} | env)
   return result
 
 

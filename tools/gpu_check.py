@@ -38,7 +38,7 @@ TESTS_ENV = {
   "JAX_DEFAULT_MATMUL_PRECISION": "highest",
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-# The last of them runs all stages in the sandbox with a text router.
+# The last of them runs all stages in examples/sandbox.py with a text router.
 TESTS = (
   "tests/test_qwen2.py",
   "tests/test_weights.py",

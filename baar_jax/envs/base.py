@@ -304,7 +304,6 @@ class Env:
 # environment in use is imported.
 ENVIRONMENTS = {
   "code": "code.adapter.Code",
-  "sandbox": "sandbox.adapter.Sandbox",
   "scienceworld": "scienceworld.adapter.ScienceWorld",
   "alfworld": "alfworld.adapter.ALFWorld",
   "appworld": "appworld.adapter.AppWorld",
