@@ -51,14 +51,13 @@ def test_the_page_shows_the_results(index):
     "BoPO 17% 67% 17%",  # 4, 16 and 4 of its 24 dollars
     "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
     "8 episodes exceeded their cap",
-    "64 answers of the zero-shot router's judge were cut",  # of 64
     "mean score no hard bonus 0 0.50 ",
     "zero-shot router 8.000000",  # 64 judgements of 0.125
   ):
     assert words in shown, words
   check_that_it_loads_nothing(index.read_text())
   names = {path.name for path in index.parent.iterdir()}
-  pictures = {"frontier_score.png", "frontier_success.png", "difficulty.png"}
+  pictures = {"frontier_score.png", "frontier_success.png"}
   assert names == pictures | {"index.html", "results.json"}
 
 

@@ -163,7 +163,6 @@ class Results:
     boundary_usd: a row per training task, with the median dollars of always-SMALL
       (small) and of always-LARGE (large).
     ledger: a row per part of the run's dollars; see `run_ledger`.
-    cut_answers: the number of a judge's answers that its limit has cut.
   """
 
   config: Config
@@ -173,7 +172,6 @@ class Results:
   robustness: pd.DataFrame
   boundary_usd: pd.DataFrame
   ledger: pd.DataFrame
-  cut_answers: int
 
   def label(self, name: str) -> str:
     """Return a family's or a metric's name for readers; other texts are unchanged."""

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jinja2
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 
 from baar_jax.config import EnvConfig
@@ -15,7 +14,7 @@ from baar_jax.envs.base import load
 from baar_jax.report import texts
 from baar_jax.report.compare import Results
 from baar_jax.report.table import METRICS
-from baar_jax.rollout.jobs import BOPO, BOUNDARY_KEYS, RANDOM, VANILLA
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 
 MUTED = "#5f6875"
 # Matplotlib's markers of the families' lines, by order of appearance.
@@ -62,14 +61,12 @@ class Fold(NamedTuple):
     table: the name of the table in `Results`.
     columns: the columns to show.
     note: the explanation below the table.
-    figure: the name of the figure above the table; "" has none.
   """
 
   title: str
   table: str
   columns: tuple[str, ...]
   note: str
-  figure: str = ""
 
 
 AREA_COLUMNS = ("metric", "family", "vertices", "area", "area_gain")
@@ -89,9 +86,7 @@ FOLDS = (
     "A claim holds if the interval of its gain is above 0, and does not hold if it is "
     "below 0. The gain is the difference of two areas; under caps of SR / 100; for "
     "dollars the share spent on hard tasks minus the share of these tasks. Rivals and "
-    "ablations of one training seed add no chance of training to it. The figure has a "
-    "point per training task, red where SMALL costs more.",
-    "boundary_usd",
+    "ablations of one training seed add no chance of training to it.",
   ),
   Fold(
     "What each part of BoPO is worth",
@@ -116,17 +111,14 @@ FOLDS = (
     "boundaries' costs. The task mix has the shares of the tasks. In the paper BoPO "
     "spends 21.8, 52.2 and 26.0 % on easy, hard and intractable tasks, and 25.8 % of "
     "the tasks are intractable.",
-    "difficulty",
   ),
   Fold(
     "Difficulty by other trials",
     "robustness",
-    ("trials", "seeds", "tasks", "agreement", "hard", "base_hard", "hard_jaccard"),
-    "The labels by these trials are compared with those by the profile's (base). New "
-    "trials have seeds of their own; nested ones are the profile's first, so their "
-    "labels agree too well. In the paper 3 and 10 trials give the same label as 5 to "
-    "78.5 and 87.4 % of the tasks, and the sets of hard tasks have a Jaccard "
-    "similarity of 0.69 and 0.76.",
+    ("trials", "tasks", "agreement", "hard", "base_hard", "hard_jaccard"),
+    "The labels by so many new trials are compared with those by the profile's (base). "
+    "In the paper 3 and 10 trials give the same label as 5 to 78.5 and 87.4 % of the "
+    "tasks, and the sets of hard tasks have a Jaccard similarity of 0.69 and 0.76.",
   ),
   Fold(
     "Every policy",
@@ -176,11 +168,6 @@ def write(results: Results, directory: Path) -> Path:
     for metric in results.metrics:
       file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
       figures[metric] = save(draw_frontier(results, metric), file)
-    figures["difficulty"] = save(draw_difficulty(results), directory / "difficulty.png")
-    if len(results.boundary_usd):
-      figures["boundary_usd"] = save(
-        draw_boundary_usd(results), directory / "boundary_usd.png"
-      )
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
@@ -264,39 +251,4 @@ def draw_frontier(results: Results, metric: str) -> Figure:
       axes.hlines(p[metric], p.cost_usd_low, p.cost_usd_high, **faint)
       axes.vlines(p.cost_usd, p[f"{metric}_low"], p[f"{metric}_high"], **faint)
   figure.legend(loc="outside upper center", ncols=2)
-  return figure
-
-
-def draw_boundary_usd(results: Results) -> Figure:
-  """Draw always-LARGE's median dollars against always-SMALL's, a point per task.
-
-  Tasks on which SMALL costs more are red (paper: cost inversions).
-  """
-  small, large = results.boundary_usd.to_numpy().T
-  figure = Figure(figsize=(4.2, 4.0), layout="constrained")
-  axes = figure.subplots()
-  axes.set(xscale="log", yscale="log")
-  axes.set(xlabel="always-SMALL, $ per task", ylabel="always-LARGE, $ per task")
-  axes.scatter(small, large, s=9, c=np.where(small > large, "red", "C0"))
-  ends = np.sort(results.boundary_usd, axis=None)[[0, -1]]
-  axes.plot(ends, ends, "--", color=MUTED)
-  return figure
-
-
-def draw_difficulty(results: Results) -> Figure:
-  """Draw each family's shares of dollars by difficulty, beside the mix of tasks.
-
-  Its families are a random mix, vanilla RL, BoPO and the main one. Each is represented
-  by the policy nearest to the middle of the boundaries' dollars, so they spend about
-  the same.
-  """
-  shares = results.by_difficulty.set_index("family")
-  shown = ("task mix", RANDOM, VANILLA, BOPO, results.choice.main)
-  shares = shares.loc[[family for family in dict.fromkeys(shown) if family in shares.T]]
-  figure = Figure(figsize=(5.6, 3.2), layout="constrained")
-  axes = figure.subplots()
-  axes.set(ylabel="share of the dollars")
-  bars = shares.rename(index=results.label).T.rename(lambda name: name[:-6])
-  bars.plot.bar(ax=axes, rot=0, legend=False)
-  figure.legend(loc="outside upper center", ncols=3)
   return figure

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from baar_jax.config import ZERO_SHOT, Config
+from baar_jax.config import Config
 from baar_jax.envs.base import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.ledger import Spent
@@ -25,9 +24,6 @@ COMPARED_COLUMNS = ("cost_usd", *METRICS)
 RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
-# If no new trials were asked for, labels are compared with those by so many of the
-# same trials.
-NESTED_TRIALS = 3
 # The parts of a run's dollars, with the column of the store that has them.
 LEDGER = {
   "SMALL": "small_usd",
@@ -197,26 +193,6 @@ def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
-def count_cut_answers(
-  store: Store, listed: Sequence[PolicySpec], config: Config
-) -> int:
-  """Count the answers of a zero-shot router's judge that its limit of tokens has cut.
-
-  Args:
-    store: the run's store.
-    listed: the policies.
-    config: the run's configuration, with the judge's limit.
-  """
-  limit = config.baselines.judge.max_completion_tokens
-  cut = 0
-  for spec in listed:
-    if spec.family == ZERO_SHOT:
-      for episode in store.episodes(spec.key):
-        for call in itertools.chain(*[step.calls for step in episode.steps]):
-          cut += call.kind == "judge" and call.usage.completion_tokens >= limit
-  return cut
-
-
 def run_ledger(
   table: pd.DataFrame, spent: Spent | None, models: int
 ) -> dict[str, float]:
@@ -258,21 +234,14 @@ def measure_robustness(
   Args:
     profiles: the profiles by task id.
     base_trials: the number of their trials.
-    repeats: for each number of new trials, the profiles by these trials. If it is
-      empty, the first `NESTED_TRIALS` of the same trials are compared. Trials that both
-      labels share let them agree more than new trials would.
+    repeats: for each number of new trials, the profiles by these trials.
 
   Returns:
-    One row per number of trials. `trials` is this number, and `seeds` is "new" or
-    "nested". `tasks` is the number of compared tasks, and `agreement` the share of them
-    with the same difficulty. `hard` and `base_hard` count the hard tasks by these
-    trials and by the profile's. `hard_jaccard` is the Jaccard similarity of the two
-    sets of hard tasks. A share is None if there is nothing to compare.
+    One row per number of `trials`. `tasks` is the number of compared tasks, and
+    `agreement` the share of them with the same difficulty. `hard` and `base_hard` count
+    the hard tasks by these trials and by the profile's. `hard_jaccard` is the Jaccard
+    similarity of the two sets of hard tasks. A share is None if there is nothing to compare.
   """
-  seeds = "new"
-  if not repeats and base_trials > NESTED_TRIALS:
-    seeds = "nested"
-    repeats = {NESTED_TRIALS: profiles}
   rows = []
   base = _label_by_trials(profiles, base_trials)
   for trials, repeated in repeats.items():
@@ -283,7 +252,6 @@ def measure_robustness(
     hard = {id_ for id_ in tasks if labels[id_] == "hard"}
     row = {
       "trials": trials,
-      "seeds": seeds,
       "tasks": len(tasks),
       "agreement": _divide(equal, len(tasks)),
       "hard": len(hard),

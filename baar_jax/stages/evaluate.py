@@ -16,7 +16,6 @@ from baar_jax.report.table import (
   COMPARED_COLUMNS,
   METRICS,
   Evaluation,
-  count_cut_answers,
   load_split,
   measure_robustness,
   run_ledger,
@@ -265,7 +264,6 @@ def load_results(
       columns=["small", "large"],
     ),
     ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
-    cut_answers=count_cut_answers(store, listed, config),
   )
 
 
