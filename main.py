@@ -8,6 +8,7 @@ run is opened.
 
 import argparse
 import contextlib
+import functools
 import os
 import runpy
 import signal
@@ -39,11 +40,11 @@ from pydantic import ValidationError
 from baar_jax.config import STORED, Config, require
 from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
+from baar_jax.families import table
 from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
-from baar_jax.rivals import families
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
-from baar_jax.stages import collect, evaluate, plan, train
+from baar_jax.stages import collect, evaluate, plan
 from baar_jax.store import read_config
 from configs import code
 
@@ -51,13 +52,13 @@ STAGES = {
   "setup": collect.setup,
   "profile": collect.profile,
   "references": collect.references,
-  "value": train.value,
-  "sft": train.bosft,
-  "bopo": train.bopo,
-  "baselines": train.baselines,
+  "value": functools.partial(table.train, stage="value"),
+  "sft": functools.partial(table.train, stage="sft"),
+  "bopo": functools.partial(table.train, stage="bopo"),
+  "baselines": functools.partial(table.train, stage="baselines"),
   "evaluate": evaluate.main,
   "report": evaluate.report,
-  "export": train.export,  # --stage=all leaves it out.
+  "export": collect.export,  # --stage=all leaves it out.
 }
 
 
@@ -211,7 +212,7 @@ def validate(config: Config) -> None:
     check_variables("baselines.judge.key_variables", judge.key_variables)
   config.env.options = base.changed_options(config.env.kind, config.env.options)
   try:
-    families.check_baselines(config)
+    table.check_baselines(config)
     check_environment(config)
   except ValueError as error:
     raise ValueError(f"--config.{error}") from None

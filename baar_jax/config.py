@@ -245,7 +245,7 @@ class SamplePlan(NamedTuple):
 
   Attributes:
     kind: Rule by which a sample picks its models: "samples", "steps" or "repeats"; see
-      `take_sampled` in rollout/rules.py.
+      `take_sampled` in families/rules.py.
     count: Number of samples per task.
     all_tasks: Whether all training tasks with a profile get the samples. False gives
       them to hard training tasks only.
@@ -370,7 +370,7 @@ class BaselinesConfig:
   """Configure the rivals and ablations that are evaluated beside BoPO.
 
   Attributes:
-    rivals: Names of rivals from rivals/families.py, such as "cascade".
+    rivals: Names of rivals from families/table.py, such as "cascade".
     ablations: Names of ablations. Each ablation is BoPO without one part.
     judge: The judge: the model that the zero-shot router asks. If the models are
       scripted, a rule answers in its place, and costs the judge's price. The paper

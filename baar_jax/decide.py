@@ -1,6 +1,8 @@
 """Choose models for agents of other programs: `Router`, and decisions in batches."""
 
 import asyncio
+import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -8,12 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Call, Task, Usage
+from baar_jax.families.conditioned import load_default
+from baar_jax.families.table import FAMILIES
+from baar_jax.learn.checkpoint import Checkpoints
 from baar_jax.llms.history import History, bound_tokens, read_chat
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.mesh import one_device
-from baar_jax.open import RouterFiles, open_router
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.jobs import BOPO, CONDITIONED, SFT
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.router.policy import ARGMAX
+from baar_jax.run import RouterFiles
 from baar_jax.store import read_run
 
 
@@ -142,7 +149,7 @@ class Router:
     """
     directory = Path(directory)
     config = read_run(directory)
-    policy = open_router(RouterFiles(directory, config, one_device()), sessions)
+    policy = open_router(RouterFiles(directory, config, one_device(), rows=sessions))
     return cls(policy, config.models.names, config.env.max_steps, sessions)
 
   def decide(
@@ -216,3 +223,28 @@ class Router:
       # Only differences count, so any clock will do.
       started_s=time.monotonic(),
     )
+
+
+def open_router(files: RouterFiles) -> Policy:
+  """Open the router that a run has trained.
+
+  The budget-conditioned router with its default cost weight is preferred, then BoPO's
+  router with the first cost weight, then the SFT router. Routers that are not trained
+  are passed over.
+
+  Raises:
+    ValueError: no router is trained.
+  """
+  config = files.config
+  family = FAMILIES[CONDITIONED]
+  points = [*family.points(config)]
+  if points and files.checkpoints("value").exists():
+    spec = dataclasses.replace(points[0], cost_weight=load_default(files))
+    return family.open(spec, files)
+  family = FAMILIES[SFT]
+  directory = files.checkpoints(BOPO, config.bopo.lam[0])
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    if checkpoints.last_update:
+      family = FAMILIES[BOPO]
+  router = family.list_routers(config)[0]
+  return family.open(dataclasses.replace(router, threshold=ARGMAX), files)

@@ -1,43 +1,46 @@
-"""Open what the stages of a run share: its directory, environments and models."""
+"""Open a run: its directory, its stored episodes, and the files of its routers."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, STORED, Config
+from baar_jax.config import RECORDED, SEEDS, STORED, Config
 from baar_jax.envs import base, engines
-from baar_jax.envs.base import Env
-from baar_jax.envs.process import open_envs
+from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import SPLITS, Episode, Task
-from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.learn.checkpoint import open_arrays, save_arrays
+from baar_jax.llms.history import NO_ACTION, NO_CODE, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import format_usd
+from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
+from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.conditions import (
-  adopt_episodes,
-  check_recording,
-  write_conditions,
+from baar_jax.rollout.jobs import BOUNDARIES, SFT, exploration_specs, stratified_spec
+from baar_jax.rollout.loop import Pair
+from baar_jax.rollout.source import SelfPlay, Stored
+from baar_jax.rollout.specs import (
+  FIRST_SEED,
+  UNTRAINED,
+  PolicySpec,
+  Purpose,
+  seed_of,
 )
-from baar_jax.rollout.jobs import BOUNDARIES, Planned, label_family, list_evaluation
-from baar_jax.rollout.loop import Failure, Pair, Trial, run_episodes
-from baar_jax.rollout.rules import Build
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.router.inputs import Vocabulary
 from baar_jax.store import (
   CHANGEABLE,
+  CONDITIONS,
   RESTORE,
   Store,
   differences,
@@ -46,12 +49,17 @@ from baar_jax.store import (
   read_config,
 )
 
+VOCABULARY = "vocabulary.npz"  # The name of the file with the vocabulary.
+# The part of the vocabulary that is stored as text: idf, new_idf and rarities.
+TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
 # Settings of tqdm for a line a minute, in place of a bar that is drawn again and again.
 LINES = dict(
   delay=60.0,
   mininterval=60.0,
   bar_format="{desc}: {n_fmt} of {total_fmt} {unit} in {elapsed}{postfix}\n",
 )
+# The ablation that trains its own SFT router, because it changes the references.
+UNSTRATIFIED = "no-stratified"
 # Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
@@ -85,9 +93,11 @@ class Run:
     self._check_config(stored_config)
     self.budget = _open_budget(config, self.dir, self.store)
     if config.env.kind == STORED:
-      self.source = Stored(self)
+      self.source = Stored(config, self.store)
     else:
-      self.source = SelfPlay(self, open_pair(config, path))
+      pair = open_pair(config, path)
+      self.source = SelfPlay(config, pair, self.store, self.budget, self.progress)
+    self.play = self.source.play
     # All runs of a user share JAX's compiled programs, which are in the user's cache.
     # They are not kept in a run's directory, because that may come from somebody else,
     # and compiled programs would be executed.
@@ -134,16 +144,24 @@ class Run:
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
-  def files(self, number: int = 0) -> RouterFiles:
+  def files(self, number: int = 0) -> "RouterFiles":
     """Locate the routers of one training seed.
 
     Args:
       number: the number of the training seed, from 0.
     """
     config = dataclasses.replace(self.config, seed=self.config.seed + number)
-    return RouterFiles(self.dir, config, self.mesh, number)
+    return RouterFiles(
+      self.dir,
+      config,
+      self.mesh,
+      number,
+      rows=self.source.live_episodes,
+      pair=self.source.pair,
+      store=self.store,
+    )
 
-  def all_files(self) -> list[RouterFiles]:
+  def all_files(self) -> list["RouterFiles"]:
     """Locate the routers of each training seed.
 
     The trainings of different training seeds have their own directories and random
@@ -212,245 +230,284 @@ class Run:
     self._lock.close()
 
 
-class SelfPlay:
-  """Play the episodes of a run that are not stored yet.
+@dataclasses.dataclass(frozen=True)
+class RouterFiles:
+  """Locate the routers of one training seed in the directory of a run.
 
   Attributes:
-    pair: the models to route between.
-    live_episodes: the number of episodes that this process plays at the same time.
+    directory: the directory of the run.
+    config: the configuration of this training seed, and of the ablation.
+    mesh: the devices that routers are loaded onto.
+    training_seed: the number of the training seed, from 0.
+    ablation: a key of `config.ABLATIONS`; "" is the complete method.
+    rows: the most episodes that are live at once.
+    pair: the models of the run; only a policy that asks a judge needs them.
+    store: the stored episodes; only policies with a `share` need them.
+    kept: what `keep` has made last.
   """
 
-  def __init__(self, run: "Run", pair: Pair):
-    """Open nothing yet: the environments are opened when they are first needed.
+  directory: Path
+  config: Config
+  mesh: Mesh | None
+  training_seed: int = 0
+  ablation: str = ""
+  rows: int = 1
+  pair: Pair | None = None
+  store: Store | None = None
+  kept: dict = dataclasses.field(default_factory=dict, compare=False)
+
+  @property
+  def tokenizer(self) -> Path:
+    """Return the directory of the tokenizer."""
+    return self.directory / "tokenizer"
+
+  @property
+  def marks(self) -> dict[str, int | str]:
+    """Return what marks this training's lines in the log."""
+    marks = {}
+    if self.training_seed:
+      marks["train_seed"] = self.training_seed
+    if self.ablation:
+      marks["ablation"] = self.ablation
+    return marks
+
+  @property
+  def sft_family(self) -> str:
+    """Return the family of the SFT router that the training starts from."""
+    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
+
+  def checkpoints(self, family: str, lam: float | None = None) -> Path:
+    """Return the directory of a router's checkpoints.
 
     Args:
-      run: the run, whose store and budget are used.
-      pair: the models to route between.
+      family: "value", "sft", "bopo", a rival, an ablation, or the
+        `sft_family` of an ablation.
+      lam: the cost weight of the training; None if the family has none.
     """
-    self.pair = pair
-    self.live_episodes = run.config.env.live_episodes
-    self._run = run
-    self._config = run.config
-    self._envs: list[Env] = []
+    name = family
+    if lam is not None:
+      name += f"-lam{lam:g}"
+    if self.training_seed:
+      name += f"-seed{self.training_seed}"
+    return self.directory / "checkpoints" / name
 
-  def envs(self) -> list[Env]:
-    """Return one environment per live episode. The first call opens them."""
-    if not self._envs:
-      env = self._config.env
-      args = env_arguments(self._config)
-      engine = base.load(env.kind).engine
-      is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
-      if engine and engine.code_reads and not is_trusted:
-        engines.check_walls(engine)
-      if base.load(env.kind).needs_process:
-        live = env.live_per_process
-        count = self.live_episodes // live
-        self._envs += open_envs(env.kind, args, count, live, env.timeout_s)
-      else:
-        self._envs += [base.make(env.kind, **args) for _ in range(self.live_episodes)]
-    return self._envs
-
-  def list_tasks(self, split: str) -> None:
-    """List the environment's tasks of all splits, and store them.
+  def keep(self, key: object, make: Callable[[], Any]) -> Any:
+    """Return what was made for a key. Only what was made last is kept.
 
     Args:
-      split: not used, because all splits are listed together.
-
-    Raises:
-      ValueError: a task is listed twice.
+      key: tells what is made, such as the family and the cost weight of a router.
+      make: makes it; it is called only if something else was made last.
     """
-    print("listing the tasks; this can take a minute in a new run", file=sys.stderr)
-    # Neighbours are in different child processes, so splits are listed in parallel.
-    envs = self.envs() * len(SPLITS)
-    with ThreadPoolExecutor() as threads:
-      listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-    tasks = [*itertools.chain(*listings)]
-    task_id, count = Counter(task.id for task in tasks).most_common(1)[0]
-    if count > 1:
-      raise ValueError(
-        f"--config.env.kind={self._config.env.kind} lists the task {task_id!r} twice: "
-        "list each task once, in one split"
-      )
-    for name, tasks in zip(SPLITS, listings):
-      self._run.store.put_tasks(name, tasks)
+    if key not in self.kept:
+      self.kept.clear()
+      self.kept[key] = make()
+    return self.kept[key]
 
-  def episodes(
-    self, title: str, planned: Sequence[Planned], build: Build
-  ) -> list[Episode]:
-    """Play the missing episodes of policies at once, and return those of all jobs.
 
-    Each finished episode is stored before it counts. If an episode ends in an error, a
-    line is printed and the episode is not stored. The next command plays it again.
+def save_vocabulary(directory: Path, vocabulary: Vocabulary) -> None:
+  """Write the vocabulary of the run in a directory."""
+  texts = json.dumps([vocabulary.idf, vocabulary.new_idf, vocabulary.rarities])
+  arrays = (vocabulary.directions_HxC, vocabulary.mean_D, vocabulary.spread_D)
+  save_arrays(directory / VOCABULARY, *arrays, texts)
 
-    Args:
-      title: the name for readers, in the progress bar.
-      planned: the policies, each with the episodes that it has to have.
-      build: makes a policy; it is called only if an episode is missing.
 
-    Returns:
-      The episodes, ordered by policy, task and seed.
+def load_vocabulary(files: RouterFiles) -> Vocabulary:
+  """Load the statistics of stored episodes that a run has learned.
 
-    Raises:
-      CapReached: the next call could exceed --config.max_usd.
-      ValueError: too many episodes in a row have failed.
-    """
-    distributed = self._config.distributed
-    count = 0
-    trials = []
-    for spec, jobs in planned:
-      self._run.store.sync(spec.key)
-      stored = self._run.store.keys(spec.key)
-      task_ids = list(dict.fromkeys(job.task.id for job in jobs))
-      assigned_ids = set(task_ids[distributed.process :: distributed.processes])
-      assigned = [job for job in jobs if job.task.id in assigned_ids]
-      count += len(assigned)
-      missing = [job for job in assigned if job.key not in stored]
-      if missing:
-        policy = build(spec)
-        trials += [Trial(policy, job) for job in missing]
-    if trials:
-      with self._run.progress(title, count, count - len(trials), "ep") as bar:
-        self._play(trials, bar)
-    episodes = []
-    for spec, jobs in planned:
-      self._run.store.sync(spec.key)
-      episodes += self._run.store.episodes(spec.key, {job.key for job in jobs})
-    return episodes
-
-  def _play(self, trials: Sequence[Trial], bar: tqdm) -> None:
-    """Play episodes, and store each finished one."""
-    episodes = run_episodes(
-      trials,
-      self.pair,
-      self.envs(),
-      self._run.budget,
-      self._config.models.max_failures,
+  Raises:
+    ValueError: the file is missing or damaged.
+  """
+  with open_arrays(files.directory / VOCABULARY, "references") as arrays:
+    directions_HxC, mean_D, spread_D, texts = arrays
+    return Vocabulary(
+      directions_HxC, *TEXTS.validate_json(texts.item()), mean_D, spread_D
     )
-    cost_usd = 0.0
-    # If this block ends early, closing `episodes` ends the model calls in flight. This
-    # must happen before the store is closed.
-    with contextlib.closing(episodes):
-      for ended in episodes:
-        if isinstance(ended, Failure):
-          policy, job = ended.trial
-          name = f"{job.task.id} seed {job.seed}, {policy.spec.key}"
-          print(f"left out: {name}: {ended.error}; run again to play it again")
-        else:
-          self._run.store.add(ended)
-        cost_usd += sum(step.cost_usd for step in ended.steps)
-        bar.set_postfix_str(format_usd(cost_usd), refresh=False)
-        bar.update()
-
-  def policies(
-    self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]
-  ) -> Sequence[PolicySpec]:
-    """Return the policies that can be evaluated: all of the planned ones.
-
-    Args:
-      planned: the policies.
-      check_trained: raises an error unless all routers of a training seed are trained.
-    """
-    for files in self._run.all_files():
-      check_trained(files)
-    return planned
-
-  def close(self) -> None:
-    """Close the environments and the models."""
-    while self._envs:
-      self._envs.pop().close()
-    self.pair.close()
 
 
-class Stored:
-  """Read the episodes of a run that another program has stored.
+def load_profiles(
+  store: Store,
+  config: Config,
+  *splits: str,
+  purpose: Purpose = "profile",
+  trials: Iterable[int] = (),
+) -> dict[str, Profile]:
+  """Load the profiles of the tasks of some splits.
 
-  Attributes:
-    pair: None, because no model is called.
-    live_episodes: 1, because no episode is played.
+  A task without a trial of both boundaries is left out.
+
+  Args:
+    splits: "train", "dev" or both.
+    purpose: "profile" or "robustness"; the purpose of the trials to read.
+    trials: the numbers of the trials to read per task and boundary; if empty, all of
+      `profile.trials`.
+
+  Returns:
+    The profiles by task id, in the order of the tasks.
+
+  Raises:
+    ValueError: no task has these trials.
   """
+  ids = [task.id for split in splits for task in store.tasks(split)]
+  trials = trials or range(config.profile.trials)
+  profiles = profile_tasks(ids, _load_boundaries(store, trials, ids, purpose))
+  if not profiles:
+    raise ValueError(
+      f"{config.runs}/{config.name} has no {purpose} trials: run --stage=profile first"
+    )
+  return profiles
 
-  pair = None
-  live_episodes = 1
 
-  def __init__(self, run: "Run"):
-    """Read from the store of a run."""
-    self._config = run.config
-    self._store = run.store
+def load_references(
+  store: Store, config: Config, profiles: Mapping[str, Profile]
+) -> dict[str, Episode]:
+  """Load the reference trajectory tau* of each task with a profile.
 
-  def list_tasks(self, split: str) -> None:
-    """Raise an error, because only the recording program knows the tasks.
+  Returns:
+    Episodes by task id.
 
-    Raises:
-      ValueError: always.
-    """
-    raise ValueError(f"no {split} task is recorded yet: record five tasks first")
+  Raises:
+    ValueError: a hard task has no stratified sample yet.
+  """
+  if config.references.clone_large:
+    return choose_references(profiles, [])
+  # The store sorts by seed, and seeds ascend with k. So samples come in order of k.
+  stratified = store.episodes(stratified_spec(config).key)
+  sampled = {episode.task_id for episode in stratified}
+  missing = [id_ for id_, p in profiles.items() if p.hard and id_ not in sampled]
+  if missing:
+    problem = f"lacks references of {len(missing)} hard tasks: run --stage=references"
+    raise ValueError(f"{config.runs}/{config.name} {problem}")
+  return choose_references(profiles, stratified)
 
-  def episodes(
-    self, title: str, planned: Sequence[Planned], build: Build
-  ) -> list[Episode]:
-    """Return the recorded episodes of all jobs, ordered by policy, task and seed.
 
-    Args:
-      title: not used.
-      planned: the policies, each with the episodes that it has to have.
-      build: not used.
+def load_value_episodes(store: Store, config: Config) -> list[Episode]:
+  """Load the episodes of training tasks that the value heads learn from.
 
-    Raises:
-      ValueError: episodes are missing, with up to three examples, or a router cannot
-        learn from them, because they have no texts.
-    """
-    found = []
-    for spec, jobs in planned:
-      name = label_family(spec.family)
-      keys = {job.key for job in jobs}
-      absent = keys - self._store.keys(spec.key)
-      if absent:
-        counts = Counter(task_id for task_id, _ in sorted(absent))
-        examples = [f"{n} of {id_!r:.80}" for id_, n in counts.most_common(3)]
-        raise ValueError(
-          f"{len(absent)} of {len(keys)} episodes of {name} are missing, such as "
-          f"{', '.join(examples)}: record them first"
-        )
-      episodes = self._store.episodes(spec.key, keys)
-      is_learnt = any(job.purpose not in SPLITS for job in jobs)
-      for episode in episodes if is_learnt else ():
-        if not any(step.observation or step.action for step in episode.steps):
-          raise ValueError(
-            f"episodes of {name} were recorded without texts to learn from: record new "
-            "ones with texts under another --config.name"
-          )
-      found += episodes
-    return found
+  These are the first `profile.trials` trials of both boundaries, the stratified
+  samples, and the exploration of hard and of other tasks (our choice). Without the
+  exploration of others, only hard tasks would have episodes that mix the models. Then
+  the heads would learn that a task with a mix of models is a task that can be solved.
+  """
+  samples = range(1, config.references.samples + 1)
+  episodes = _load_samples(store, config, range(config.profile.trials), samples)
+  for spec in exploration_specs(config):
+    episodes += store.episodes(spec.key)
+  return episodes
 
-  def policies(
-    self, planned: Sequence[PolicySpec], check_trained: Callable[[RouterFiles], None]
-  ) -> Sequence[PolicySpec]:
-    """Return the boundaries, and the planned policies that are recorded completely.
 
-    Args:
-      planned: the policies.
-      check_trained: not used, because no router has to play.
+def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
+  """Load the training episodes at whose decisions thresholds are computed.
 
-    Raises:
-      ValueError: only the boundaries are recorded.
-    """
-    keys = set()
-    for split in ("dev", "test"):
-      jobs = list_evaluation(self._config, self._store.tasks(split), split)
-      keys.update(job.key for job in jobs)
-    recorded = []
-    for spec in planned:
-      if spec in BOUNDARIES or self._store.keys(spec.key) >= keys:
-        recorded.append(spec)
-    if len(recorded) <= len(BOUNDARIES):
+  A threshold is a quantile of the router's p(LARGE) at the decisions of these episodes.
+  The episodes are one trial of each boundary per task, and the stratified samples
+  k = N/4, N/2 and 3N/4 (our choice).
+  """
+  quarters = {max(1, config.references.samples * quarter // 4) for quarter in (1, 2, 3)}
+  return _load_samples(store, config, {0}, quarters)
+
+
+def _load_samples(
+  store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
+) -> list[Episode]:
+  """Load trials of both boundaries, and stratified samples, of all training tasks.
+
+  Args:
+    trials: the numbers of the trials, from 0.
+    samples: the numbers k of the stratified samples, from 1.
+  """
+  train = [task.id for task in store.tasks("train")]
+  episodes = _load_boundaries(store, trials, train)
+  stratified = stratified_spec(config)
+  return episodes + _load_trials(store, stratified, "reference", samples, train)
+
+
+def _load_boundaries(
+  store: Store,
+  trials: Iterable[int],
+  ids: Sequence[str],
+  purpose: Purpose = "profile",
+) -> list[Episode]:
+  """Load trials of always-SMALL, then of always-LARGE, on tasks."""
+  episodes = []
+  for boundary in BOUNDARIES:
+    episodes += _load_trials(store, boundary, purpose, trials, ids)
+  return episodes
+
+
+def _load_trials(
+  store: Store,
+  spec: PolicySpec,
+  purpose: Purpose,
+  numbers: Iterable[int],
+  ids: Iterable[str],
+) -> list[Episode]:
+  """Load the stored trials of a policy on tasks, and skip missing ones.
+
+  Args:
+    store: the stored episodes.
+    spec: the policy.
+    purpose: the purpose of the trials, such as "profile"; it decides their seeds.
+    numbers: the numbers of the trials.
+    ids: the ids of the tasks.
+  """
+  seeds = [seed_of(purpose, number) for number in numbers]
+  return store.episodes(spec.key, {*itertools.product(ids, seeds)})
+
+
+def read_conditions(config: Config) -> dict[str, object]:
+  """Return what the episodes of an untrained policy depend on, beside the policy.
+
+  Returns:
+    Values as in JSON, by the names of settings: those of the environment and the
+    models, today's prices, and the prompts.
+  """
+  conditions = {}
+  for name, value in flatten(config).items():
+    is_changeable = f"{name}.".startswith(CHANGEABLE)
+    if name.startswith(("env.", "models.")) and not is_changeable:
+      conditions[name] = value
+  conditions["models.prices"] = prices_of(config.models)
+  env = base.load(config.env.kind)
+  prompt = getattr(env, "system_prompt", "")
+  opening = open_conversation(prompt, Task("", "", "", 1), "")
+  remark = NO_CODE if env.code_actions else NO_ACTION
+  conditions["prompts"] = [*opening, remark]
+  if config.models.kind == RECORDED:
+    conditions["recording"] = read_recording(config.models.recording).digest
+  return json.loads(json.dumps(conditions, default=vars))
+
+
+def adopt_episodes(config: Config, store: Store) -> None:
+  """Copy tasks and episodes from the run that --config.reuse names to a new store.
+
+  The episodes are the trials and samples that no trained policy plays.
+
+  Raises:
+    ValueError: the other run has other conditions, or no episodes to copy.
+  """
+  seeds = [FIRST_SEED[purpose] // SEEDS for purpose in UNTRAINED]
+  store.adopt(Path(config.reuse), read_conditions(config), seeds)
+
+
+def write_conditions(config: Config, directory: Path) -> None:
+  """Write the conditions of a run into its directory."""
+  text = json.dumps(read_conditions(config), indent=2)
+  (directory / CONDITIONS).write_text(text)
+
+
+def check_recording(config: Config, directory: Path) -> None:
+  """Check that the recording is the one that a run's episodes were played with.
+
+  Raises:
+    ValueError: it is another one.
+  """
+  if config.models.kind == RECORDED:
+    before = json.loads((directory / CONDITIONS).read_text()).get("recording")
+    if before != read_recording(config.models.recording).digest:
       raise ValueError(
-        "on dev and test only always-SMALL and always-LARGE are recorded: record "
-        "another policy too"
+        f"{directory} was played with another state of the recording "
+        f"{config.models.recording}: choose another --config.name"
       )
-    return recorded
-
-  def close(self) -> None:
-    """Close nothing, because nothing is open."""
 
 
 def open_pair(config: Config, path: Path) -> Pair:
@@ -472,22 +529,6 @@ def open_pair(config: Config, path: Path) -> Pair:
   from baar_jax.llms.chat import ChatPair
 
   return ChatPair(models, Calls(path))
-
-
-def env_arguments(config: Config) -> dict:
-  """Return the keyword arguments with which `base.make` opens an environment.
-
-  Raises:
-    ValueError: an option of the environment is invalid.
-  """
-  env = config.env
-  options = base.read_options(env.kind, env.options)
-  if env.kind == "code":
-    recording = config.models.recording if config.models.kind == RECORDED else ""
-    options = dataclasses.replace(options, recording=recording)
-  completed = base.load(env.kind).complete(options, Path(config.runs))
-  args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
-  return args | {"max_steps": env.max_steps, "options": vars(completed)}
 
 
 def _open_mesh(config: Config) -> Mesh:

@@ -17,9 +17,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from baar_jax.open import VOCABULARY, Loader, RouterFiles, open_router
-from baar_jax.rollout.rules import Policy
-from baar_jax.run import Run
+from baar_jax.decide import open_router
+from baar_jax.families.table import FAMILIES
+from baar_jax.rollout.policy import Policy
+from baar_jax.run import VOCABULARY, RouterFiles, Run
 from baar_jax.store import read_run, require_file
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
@@ -138,18 +139,17 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   Raises:
     ValueError: `--config.policy` needs a trained router, and there is none.
   """
-  files = run.files()
-  loader = Loader(files, config.max_sessions)
+  files = dataclasses.replace(run.files(), rows=config.max_sessions)
   policies = {}
   for name, spec in client_specs(run.config).items():
-    policies[name] = loader.build(spec)
+    policies[name] = FAMILIES[spec.family].open(spec, files)
   is_collecting = config.policy == COLLECT
   if is_collecting:
     # A session gets another policy in its place; see plan.py.
     policies[COLLECT] = policies["random"]
   if config.policy == ROUTER or config.shadow or (is_collecting and has_router(run)):
     source = find_router_files(config.router, files)
-    policies[ROUTER] = open_router(source, config.max_sessions)
+    policies[ROUTER] = open_router(source)
   for policy in policies.values():
     policy.compile()
   return policies
@@ -179,7 +179,7 @@ def find_router_files(router: str, files: RouterFiles) -> RouterFiles:
         f"Set --config.models.names to {count} models."
       )
     changed = dataclasses.replace(trained, models=models, env=files.config.env)
-    files = RouterFiles(source, changed, files.mesh)
+    files = RouterFiles(source, changed, files.mesh, rows=files.rows)
   if not (files.directory / VOCABULARY).exists():
     raise ValueError(
       f"{files.directory} has no trained router. Set --config.router to the directory "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from baar_jax.decide import Decider
 from baar_jax.llms.history import bound_tokens
-from baar_jax.llms.provider import FAILED, PRESUMED
+from baar_jax.llms.ledger import FAILED, PRESUMED
 from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.config import ServeConfig
@@ -84,7 +84,7 @@ class Desk:
     policy_of_name = {}
     for rule, decider in deciders.items():
       policy = decider.policy
-      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(rule, policy.spec.cost_weight)
+      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(rule, policy.cost_weight)
       for weight in policy.cost_weights:
         policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
     self.policies = {NAME: policy_of_name[f"{NAME}:{config.policy}"]} | policy_of_name
@@ -281,7 +281,8 @@ class Desk:
   def find_spec(self, selected: SelectedPolicy, cap: Cap) -> PolicySpec:
     """Find the policy whose key a conversation's episode is stored under."""
     spec = self._deciders[selected.rule].policy.spec
-    spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
+    if selected.cost_weight is not None:
+      spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     if spec == ALWAYS_LARGE and cap:
       return PolicySpec(FIRST_LARGE, cap=cap)
     return spec.under(cap)

@@ -13,7 +13,7 @@ from baar_jax.rollout.jobs import (
   list_profile,
   stratified_spec,
 )
-from baar_jax.rollout.specs import PolicySpec, seed_of
+from baar_jax.rollout.specs import PolicySpec, RandomSpec, seed_of
 from baar_jax.store import Store
 
 # The splits of five successive new tasks of clients. The next five tasks get the same
@@ -61,7 +61,7 @@ def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
     return itertools.count(seed_of("reference", 1))
   profile_seeds = []
   if task.split != "test":
-    for spec, jobs in list_profile(config, [task]):
+    for spec, jobs in list_profile(config, [task]).items():
       if spec.key == policy:
         profile_seeds = [job.seed for job in jobs]
   purpose = "rollout" if task.split == "train" else task.split
@@ -105,6 +105,6 @@ def client_specs(config: Config) -> dict[str, PolicySpec]:
   return {
     "small": ALWAYS_SMALL,
     "large": ALWAYS_LARGE,
-    "random": PolicySpec(RANDOM, p=0.5),
+    "random": RandomSpec(RANDOM, 0.5),
     "stratified": stratified_spec(config),
   }

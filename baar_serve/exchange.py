@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
 from baar_jax.llms.history import hash_text
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.run import Run

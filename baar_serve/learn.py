@@ -24,11 +24,12 @@ import numpy as np
 from absl import flags
 
 from baar_jax.episode import SPLITS
-from baar_jax.open import load_default, save_default
+from baar_jax.families.conditioned import load_default, save_default
+from baar_jax.families.table import train
 from baar_jax.report.table import load_split
 from baar_jax.rollout.jobs import BOUNDARIES
 from baar_jax.run import Run
-from baar_jax.stages import collect, evaluate, train
+from baar_jax.stages import collect, evaluate
 from baar_jax.store import require_file
 from baar_serve.__main__ import build, make_server
 from baar_serve.app import App
@@ -102,7 +103,7 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
       if split == "train":
         collect.update_vocabulary(run)
         run.store.finish("references")
-        train.value(run)
+        train(run, "value")
       elif split == "dev":
         choose(run)
       else:

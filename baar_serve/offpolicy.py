@@ -25,12 +25,12 @@ from baar_jax.conditioned.fit import make_transitions
 from baar_jax.conditioned.heads import estimate
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.learn.checkpoint import RouterFiles
+from baar_jax.families.conditioned import load_heads
 from baar_jax.mesh import one_device
-from baar_jax.open import load_heads, load_vocabulary
 from baar_jax.report.frontier import interval
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.inputs import Tracker, describe, read_states
+from baar_jax.run import RouterFiles, load_vocabulary
 from baar_jax.store import Store, read_run
 from baar_serve.config import ServeConfig, run_command
 from baar_serve.episodes import client_specs

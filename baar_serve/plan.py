@@ -10,13 +10,13 @@ import collections
 import random
 from typing import NamedTuple
 
+from baar_jax.conditioned.policy import ConditionedSpec
 from baar_jax.config import Config
 from baar_jax.episode import Task
+from baar_jax.families.conditioned import HEADS, load_default
+from baar_jax.families.table import FAMILIES
 from baar_jax.llms.history import hash_text
-from baar_jax.open import HEADS, load_default
-from baar_jax.rivals.families import list_specs
 from baar_jax.rollout.jobs import CONDITIONED
-from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
 from baar_serve.desk import SelectedPolicy
 from baar_serve.episodes import client_specs, name_task
@@ -91,8 +91,6 @@ def has_router(run: Run) -> bool:
   return (run.files().checkpoints("value") / HEADS).exists()
 
 
-def list_router_specs(config: Config) -> list[PolicySpec]:
+def list_router_specs(config: Config) -> list[ConditionedSpec]:
   """Return the router's policies without a cap, one for each cost weight."""
-  return [
-    spec for spec in list_specs(config) if spec.family == CONDITIONED and not spec.cap
-  ]
+  return [spec for spec in FAMILIES[CONDITIONED].points(config) if not spec.cap]

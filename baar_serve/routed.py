@@ -11,16 +11,9 @@ import prometheus_client as prometheus
 
 from baar_jax.episode import Call, Step
 from baar_jax.llms.history import write_action
+from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY
 from baar_jax.llms.prices import ROUNDING
-from baar_jax.llms.provider import (
-  FAILED,
-  LOST,
-  PRESUMED,
-  REPLY,
-  Outcome,
-  backoff_s,
-  explain,
-)
+from baar_jax.llms.provider import LOST, Outcome, backoff_s, explain
 from baar_serve.client import Stream, Whole
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill

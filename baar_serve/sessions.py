@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.ledger import INSERT, open_calls
-from baar_jax.llms.provider import FAILED, OPEN, PRESUMED
+from baar_jax.llms.ledger import FAILED, INSERT, OPEN, PRESUMED, open_calls
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
 from baar_serve.records import (

@@ -18,12 +18,14 @@ from baar_jax.config import Config, ModelsConfig
 from baar_jax.envs import engines
 from baar_jax.envs.code.adapter import read_recording
 from baar_jax.episode import SPLITS, Episode, Task
+from baar_jax.families.family import RouterSpec
 from baar_jax.report import frontier
 from baar_jax.report.table import load_split
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ALWAYS_SMALL, Planned
-from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.run import Run, env_arguments
+from baar_jax.rollout.jobs import ALWAYS_SMALL
+from baar_jax.rollout.source import env_arguments
+from baar_jax.rollout.specs import Job
+from baar_jax.run import Run
 from baar_jax.store import (
   CONDITIONS,
   VERSION,
@@ -97,7 +99,7 @@ def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
 def profile_recorded(run: Run, *episodes: Episode) -> None:
   run.store.add(*episodes)
   trials = [Job(task, "profile", 0) for task in run.tasks("train")]
-  run.source.episodes("", [Planned(ALWAYS_SMALL, trials)], None)
+  run.play("", {ALWAYS_SMALL: trials}, None)
 
 
 def forget_texts() -> Episode:
@@ -156,7 +158,7 @@ def confine(tmp: Path) -> None:
 
 def report_unplayed(tmp: Path) -> None:
   store = fill(BOUNDARIES)
-  load_split(store, [*specs(BOUNDARIES), PolicySpec("sft")], config(), "dev")
+  load_split(store, [*specs(BOUNDARIES), RouterSpec("sft")], config(), "dev")
 
 
 def report_nothing(tmp: Path) -> None:
@@ -219,19 +221,19 @@ CASES = [
     TASK,
   ),
   (
-    "1 of 1 episodes of always-SMALL are missing, such as 1 of 'train-fix': record...",
+    "1 of 1 episodes of always-small are missing, such as 1 of 'train-fix': record...",
     read_recorded,
     profile_recorded,
   ),
   (
-    "episodes of always-SMALL were recorded without texts...record new ones...",
+    "episodes of always-small were recorded without texts...record new ones...",
     read_recorded,
     lambda run: profile_recorded(run, forget_texts()),
   ),
   (
     "...only always-SMALL and always-LARGE are recorded: record another...",
     read_recorded,
-    lambda run: run.source.policies(jobs.BOUNDARIES, None),
+    lambda run: run.source.list_playable(jobs.BOUNDARIES),
   ),
   (
     "--config.reuse=TMP/tiny was played with other env.max_steps (10)...(9): make...",
@@ -252,7 +254,7 @@ CASES = [
     command,
     "--stage=sft",
   ),
-  ("BoSFT lacks episodes on dev: run --stage=evaluate first", report_unplayed),
+  ("sft lacks episodes on dev: run --stage=evaluate first", report_unplayed),
   ("no task and seed of test...run --stage=evaluate first", report_nothing),
   (
     "always-LARGE must cost more and score more...(5.0, 0.6) and (5.0, 0.4)...",

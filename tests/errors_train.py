@@ -11,13 +11,15 @@ import tiny
 from errors_config import command
 from states import restore, save, state
 
-from baar_jax import open
 from baar_jax.config import BoPOConfig, Config
+from baar_jax.families.conditioned import load_heads
+from baar_jax.families.family import load_router
 from baar_jax.learn.batches import draw_batches
-from baar_jax.learn.checkpoint import Checkpoints, RouterFiles
+from baar_jax.learn.checkpoint import Checkpoints
 from baar_jax.paper import bopo, references, rewards
-from baar_jax.rollout.jobs import Planned
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.rollout.specs import RolloutSpec
+from baar_jax.run import RouterFiles
+from baar_jax.run import load_references as load_stored_references
 from baar_jax.stages import collect
 from baar_jax.store import Store
 
@@ -45,15 +47,13 @@ def load_references(tmp: Path) -> None:
   """A hard task has a profile, and no stratified samples."""
   small, large = [tiny.episode(score=0.0)], [tiny.episode(score=1.0)]
   profiles = {"t": references.make_profile(small, large)}
-  open.load_references(Store(":memory:"), Config(runs=str(tmp)), profiles)
+  load_stored_references(Store(":memory:"), Config(runs=str(tmp)), profiles)
 
 
 def roll_out(tmp: Path) -> None:
   """All rollouts end in errors, so that no episode is stored."""
-  source = SimpleNamespace(episodes=lambda *_: [])
-  learner = SimpleNamespace(config=BoPOConfig(), act=None)
-  spec = PolicySpec("bopo", lam=0.1, update=1, rollout=True)
-  bopo.roll_out(source, learner, Planned(spec, []))
+  learner = SimpleNamespace(config=BoPOConfig(), act=None, label="BoPO")
+  bopo.roll_out(lambda *_: [], learner, RolloutSpec("bopo", 0.1, 0, 1), [])
 
 
 CASES = [
@@ -84,11 +84,11 @@ CASES = [
   ("cannot read checkpoint TMP/sft/1 (...): remove this directory...", restore_damaged),
   (
     "TMP/checkpoints/sft has no finished router: run --stage=sft first",
-    lambda tmp: open.load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
+    lambda tmp: load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
   ),
   (
     "TMP/checkpoints/value/value_heads.npz is missing...--stage=value",
-    lambda tmp: open.load_heads(RouterFiles(tmp, Config(), mesh=None)),
+    lambda tmp: load_heads(RouterFiles(tmp, Config(), mesh=None)),
   ),
   (
     "only text routers have Hugging Face's format: train with --config.router.weights set",

@@ -5,10 +5,18 @@ import threading
 from types import SimpleNamespace
 
 from baar_jax.episode import Call, Reply, Step, Task, Usage
-from baar_jax.rivals.cascade import CascadePolicy
-from baar_jax.rivals.families import FAMILIES
-from baar_jax.rollout.rules import Policy, RulePolicy
-from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
+from baar_jax.families.cascade import CascadePolicy
+from baar_jax.families.table import FAMILIES
+from baar_jax.rollout.policy import Policy
+from baar_jax.rollout.specs import (
+  Decision,
+  Job,
+  Live,
+  PolicySpec,
+  RandomSpec,
+  RankSpec,
+  SampledSpec,
+)
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00
@@ -114,10 +122,12 @@ class HandPolicy(Policy):
     self.groups = []
     self.finished = []
 
-  def act(self, context):
-    if self.asks == "judge" and len(context.allowed) > 1:
-      context.ask(lambda: self.judge(context))
-    return (yield from super().act(context))
+  paid_kind = "judge"
+
+  def pay_first(self, context, last):
+    if self.asks == "judge" and last is None and len(context.allowed) > 1:
+      return context.ask(lambda: self.judge(context))
+    return None
 
   def judge(self, context):
     with context.budgets.reserve(JUDGE_USD) as cost:
@@ -138,9 +148,11 @@ class HandPolicy(Policy):
 class HandCascade(HandPolicy):
   """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
 
-  act = CascadePolicy.act
+  paid_kind = CascadePolicy.paid_kind
+  pay_first = CascadePolicy.pay_first
 
 
+SPECS = {"p": RandomSpec, "rank": RankSpec, "plans": SampledSpec}
 SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
 
 
@@ -155,5 +167,8 @@ def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
 
 def models(family, ready, **parameters):
   """List the models that a family's rule chooses for episodes."""
-  policy = RulePolicy(PolicySpec(family, **parameters), FAMILIES[family].rule)
+  Spec = PolicySpec
+  for name in parameters:
+    Spec = SPECS[name]
+  policy = FAMILIES[family].open(Spec(family, **parameters), files=None)
   return [decision.model for decision in policy.choose(ready)]

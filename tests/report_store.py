@@ -9,9 +9,10 @@ from tiny import call, episode
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
+from baar_jax.families.family import RouterSpec
 from baar_jax.report.compare import Results
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
-from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
+from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec, RandomSpec
 from baar_jax.stages.evaluate import load_results
 from baar_jax.store import Store
 from configs.sciworld import ABLATIONS
@@ -31,8 +32,8 @@ class Played(NamedTuple):
   scores: Sequence[float]
 
 
-BOPO = PolicySpec("bopo", lam=0.3, threshold=0.5)
-SINGLE_TURN = PolicySpec("single-turn", lam=0.3, update=12, share=0.25)
+BOPO = RouterSpec("bopo", lam=0.3, threshold=0.5)
+SINGLE_TURN = RouterSpec("single-turn", lam=0.3, update=12, share=0.25)
 ALL = (1.0, 1.0, 1.0, 0.0)
 TWO = (1.0, 1.0, 0.0, 0.0)
 ONE = (1.0, 0.0, 0.0, 0.0)
@@ -42,21 +43,21 @@ BOUNDARIES = [
 ]
 FEW = [
   *BOUNDARIES,
-  Played(PolicySpec("random", p=0.5), "SLSL", (1.0, 0.2, 1.0, 0.0)),
+  Played(RandomSpec("random", 0.5), "SLSL", (1.0, 0.2, 1.0, 0.0)),
   Played(BOPO, "SSSL", ALL),
   Played(PolicySpec("first-large", cap=Cap(2)), "LLSS", (1.0, 0.2, 1.0, 0.0)),
   Played(BOPO.under(Cap(1)), "SSLL", TWO),
 ]
 EVERY = [
   *FEW,
-  Played(PolicySpec("sft", update=6, threshold=0.5), "SSSL", TWO),
-  Played(PolicySpec("vanilla", lam=0.3, update=12, threshold=0.5), "SSSS", ALL),
-  Played(PolicySpec("cascade", share=0.25), "SSSL", TWO),
+  Played(RouterSpec("sft", update=6, threshold=0.5), "SSSL", TWO),
+  Played(RouterSpec("vanilla", lam=0.3, update=12, threshold=0.5), "SSSS", ALL),
+  Played(RouterSpec("cascade", share=0.25), "SSSL", TWO),
   Played(SINGLE_TURN, "SSLL", (1.0, 0.0, 1.0, 0.0)),
   Played(PolicySpec("zero-shot"), "SLLL", TWO),
-  Played(PolicySpec("no-stratified", lam=0.3, threshold=0.5), "LLLL", TWO),
-  Played(PolicySpec("no-reference", lam=0.3, threshold=0.5), "SSSS", ONE),
-  Played(PolicySpec("no-hard-bonus", lam=0.9, threshold=0.5), "SSSS", ONE),
+  Played(RouterSpec("no-stratified", lam=0.3, threshold=0.5), "LLLL", TWO),
+  Played(RouterSpec("no-reference", lam=0.3, threshold=0.5), "SSSS", ONE),
+  Played(RouterSpec("no-hard-bonus", lam=0.9, threshold=0.5), "SSSS", ONE),
   Played(SINGLE_TURN.under(Cap(1)), "SSLS", ONE),
 ]
 

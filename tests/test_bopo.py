@@ -14,7 +14,6 @@ from baar_jax.paper import losses
 from baar_jax.paper.bopo import bopo, compute_advantages
 from baar_jax.paper.references import Profile
 from baar_jax.rollout.jobs import list_updates
-from baar_jax.rollout.specs import PolicySpec
 
 PROFILES = {
   "h": Profile("hard", 2.0, 10.0, [], []),
@@ -103,9 +102,10 @@ def play(task_id, seed, models, logps=()):
 
 
 class TableRouter:
-  """Learn a table of logits: the learner and the source in one object."""
+  """Learn a table of logits: the learner, and what plays its episodes."""
 
-  act = None  # `episodes` samples from the table itself.
+  act = None  # `play` samples from the table itself.
+  label = "BoPO"
 
   def __init__(self, config, sign):
     self.config = config
@@ -114,10 +114,10 @@ class TableRouter:
     self.draw = np.random.default_rng(0)
     self.gradient = jax.jit(jax.grad(self.loss))
 
-  def episodes(self, title, planned, build):
+  def play(self, title, plan, build):
     logp_NxA = np.array(jax.nn.log_softmax(self.logits_NxA))
     played = []
-    for job in planned[0].jobs:
+    for job in itertools.chain(*plan.values()):
       logp_SxA = logp_NxA[self.states(job.task.id)]
       actions = (self.draw.random(2) < np.exp(logp_SxA[:, 1])).astype(int)
       models = "".join("SL"[action] for action in actions)
@@ -155,10 +155,10 @@ def test_bopo_finds_the_optimum_of_ten_states(sign):
     profiles[task_id] = Profile(difficulty, 2.0, 10.0, [], [])
     references[task_id] = play(task_id, 0, models)
   tasks = [Task(task_id, "train", "", 2) for task_id in WORLD]
-  rollouts = list_updates(config, PolicySpec("bopo", lam=0.4), tasks)
+  rollouts = list_updates(config, "bopo", 0.4, tasks)
   rollouts = itertools.islice(rollouts, config.bopo.updates)
   router = TableRouter(config.bopo, sign)
-  updates = [*bopo(router, profiles, references, router, rollouts)]
+  updates = [*bopo(router.play, profiles, references, router, rollouts)]
   reward = np.mean([update.metrics["reward"] for update in updates[-10:]])
   choices = "".join("SL"[action] for action in router.logits_NxA.argmax(axis=1))
   if sign == 1:

@@ -3,7 +3,7 @@
 import pytest
 from tiny import episode
 
-from baar_jax.rivals.cascade import FAILURES
+from baar_jax.families.cascade import FAILURES
 
 
 @pytest.mark.parametrize("score, fails", [(1.0, 0), (0.9, 1)])

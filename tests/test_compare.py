@@ -21,22 +21,24 @@ from report_store import (
   specs,
 )
 
+from baar_jax.conditioned.policy import ConditionedSpec
+from baar_jax.families.family import RouterSpec
+from baar_jax.families.table import list_specs
 from baar_jax.report.compare import Results, label_policy
-from baar_jax.report.table import load_split
+from baar_jax.report.table import COMPARED, load_split
 from baar_jax.report.texts import claim, main_budgets, terminal_table
-from baar_jax.rivals.families import FAMILIES, list_specs
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, COMPARED
-from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.stages.evaluate import choose_on_dev, load_results
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.specs import Cap
+from baar_jax.stages.evaluate import LABELS, choose_on_dev, load_results
 from configs import reproduce
 from configs.sciworld import ABLATIONS
 
 CAPPED = BOPO.under(Cap(1)).key
 THREE = [
   *BOUNDARIES,
-  Played(PolicySpec("bopo", lam=1), "SSSL", (1.0, 0.0, 0.0, 0.0)),
-  Played(PolicySpec("bopo", lam=2, cap=Cap(2)), "SSLL", ALL),
-  Played(PolicySpec("bopo", lam=3), "LLLL", ALL),
+  Played(RouterSpec("bopo", lam=1), "SSSL", (1.0, 0.0, 0.0, 0.0)),
+  Played(RouterSpec("bopo", lam=2, cap=Cap(2)), "SSLL", ALL),
+  Played(RouterSpec("bopo", lam=3), "LLLL", ALL),
 ]
 CHOSEN = "bopo(lam=2,K=2)"
 
@@ -74,7 +76,7 @@ def test_a_family_has_one_row_under_each_budget():
     (6, "SSLL", (1.0, 1.0, 0.0, 0.0)),
     (7, "SSSL", (1.0, 0.9, 0.9, 0.3)),
   ):
-    capped.append(Played(PolicySpec("bopo", lam=lam, cap=Cap(2)), models, scores))
+    capped.append(Played(RouterSpec("bopo", lam=lam, cap=Cap(2)), models, scores))
   results = figures([*BOUNDARIES, *capped, FEW[4]])
   keys = [*BOUNDARY_KEYS, "bopo(lam=7,K=2)", "first-large(K=2)"]
   assert results.hard_budget.policy.tolist() == keys
@@ -102,7 +104,7 @@ def test_dev_chooses_the_cheapest_weight_near_the_best_score(scores, weight):
   models = {0.0: "LLLL", 0.5: "SLLL", 1.0: "SSLL"}
   listed = [*BOUNDARIES, FEW[3]]
   for cost_weight, each in scores.items():
-    spec = PolicySpec("conditioned", cost_weight=cost_weight)
+    spec = ConditionedSpec("conditioned", 2, None, cost_weight, cap_conditioned=True)
     listed.append(Played(spec, models[cost_weight], each))
     listed.append(Played(spec.under(Cap(0)), "SSSS", ALL))
   choice = choose_on_dev(fill(listed), specs(listed), config())
@@ -115,7 +117,7 @@ def test_dev_chooses_the_cheapest_weight_near_the_best_score(scores, weight):
 )
 def test_the_report_says_what_the_default_policy_saves(times, end):
   """SSLL costs 2 + 10 dollars and always-LARGE 20; 0.8 of one task in four is lost."""
-  spec = PolicySpec("conditioned", cost_weight=0.5)
+  spec = ConditionedSpec("conditioned", 2, None, 0.5, cap_conditioned=True)
   listed = [*BOUNDARIES, Played(spec, "SSLL", (1.0, 1.0, 0.2, 0.0))]
   results = figures(
     [played._replace(scores=played.scores * times) for played in listed]
@@ -238,7 +240,7 @@ def test_bopo_has_rows_with_the_smallest_and_the_largest_lam():
   played = [*BOUNDARIES]
   for calls, scores in ((1, (ALL, ONE, TWO)), (3, (ONE, TWO, ONE))):
     for lam, score in zip(settings.bopo.lam, scores):
-      spec = PolicySpec("bopo", lam=lam, threshold=0.5, cap=Cap(calls))
+      spec = RouterSpec("bopo", lam=lam, threshold=0.5, cap=Cap(calls))
       played.append(Played(spec, "L" * calls, score))
   results = figures(played, settings)
   rows = results.hard_budget.set_index(["K", "family"]).score_percent.unstack()
@@ -287,4 +289,4 @@ def test_two_policies_of_a_run_never_share_a_label():
   config.evaluate.usd_budgets = (0.02, 0.05)
   config.evaluate.thresholds = (0.3,)
   listed = list_specs(config)
-  assert len({label_policy(spec, FAMILIES) for spec in listed}) == len(listed)
+  assert len({label_policy(spec, LABELS) for spec in listed}) == len(listed)

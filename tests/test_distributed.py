@@ -15,10 +15,11 @@ from flax import nnx
 from program import finish, interrupt, rows, updates
 
 from baar_jax.config import Config, RouterConfig
+from baar_jax.families.family import load_router
 from baar_jax.mesh import one_device
-from baar_jax.open import RouterFiles, load_router
 from baar_jax.router.view import View, read_tokenizer
 from baar_jax.router.weights import load_pretrained
+from baar_jax.run import RouterFiles
 from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"

@@ -35,7 +35,7 @@ PATH = re.compile(
 NEW_FILES = {
   "baar_serve/forms/completions.py",
   "rate.py",
-  "rivals/rloo.py",
+  "families/rloo.py",
   "tests/serve/golden/forms/completions/",
   "tests/test_rloo.py",
 }

@@ -1,18 +1,20 @@
 """Check the evaluation of everything that learns, on the smallest run."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import tiny
 
 from baar_jax.config import BaselinesConfig
+from baar_jax.decide import open_router
 from baar_jax.episode import SMALL
-from baar_jax.open import Loader, open_router, save_default
-from baar_jax.rivals.families import FAMILIES, list_specs
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, Planned, rollout_spec
-from baar_jax.rollout.specs import Job
+from baar_jax.families.conditioned import save_default
+from baar_jax.families.table import FAMILIES, list_specs, train
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.specs import Job, RolloutSpec
 from baar_jax.run import Run
-from baar_jax.stages import collect, evaluate, train
+from baar_jax.stages import collect, evaluate
 from baar_jax.stages.evaluate import choose_on_dev
 from configs.sciworld import ABLATIONS
 
@@ -27,21 +29,16 @@ def run(tmp_path_factory):
   config.baselines = BaselinesConfig(rivals, ABLATIONS)
   config.evaluate.shares = (0.3,)
   run = Run(config)
-  for stage in (train.baselines, evaluate.main):
+  for stage in (partial(train, stage="baselines"), evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft|value)"):
       stage(run)
   # What is missing is reported before anything is run.
   assert len(run.store.table()) == 0
-  for stage in (
-    collect.profile,
-    collect.references,
-    train.bosft,
-    train.bopo,
-    train.baselines,
-    train.value,
-    evaluate.main,
-  ):
-    stage(run)
+  collect.profile(run)
+  collect.references(run)
+  for stage in ("sft", "bopo", "baselines", "value"):
+    train(run, stage)
+  evaluate.main(run)
   yield run
   run.close()
 
@@ -63,9 +60,9 @@ def test_every_policy_plays_every_dev_task_within_its_cap(run):
 
 def test_the_weight_that_dev_chose_is_the_default_of_the_router(run):
   choice = choose_on_dev(run.store, list_specs(run.config), run.config)
-  assert open_router(run.files(), 1).spec == choice.default
+  assert open_router(run.files()).spec == choice.default
   save_default(run.files(), 0.2)
-  assert open_router(run.files(), 1).spec.cost_weight == 0.2
+  assert open_router(run.files()).spec.cost_weight == 0.2
 
 
 def test_a_reused_episode_is_what_the_policy_would_have_played(run):
@@ -75,16 +72,17 @@ def test_a_reused_episode_is_what_the_policy_would_have_played(run):
   jobs = [Job(task, "dev", 0) for task in run.tasks("dev")]
   for key in ("first-large(K=1)", "random(p=0.5,K=1)"):
     (spec,) = (spec for spec in list_specs(run.config) if spec.key == key)
-    rule = Loader(run.files(), run.source.live_episodes).build(spec)
+    rule = FAMILIES[spec.family].open(spec, run.files())
     rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-    planned = Planned(rule.spec, jobs)
-    played = run.source.episodes("own", [planned], lambda spec, rule=rule: rule)
+    played = run.play("own", {rule.spec: jobs}, lambda spec, rule=rule: rule)
     assert steps(played) == steps(run.store.episodes(key, {job.key for job in jobs}))
 
 
 def test_rivals_learn_from_as_many_episodes_as_bopo(run):
   families = "bopo", "vanilla", *ABLATIONS
-  first, *others = (run.store.keys(rollout_spec(name, 0.1, 1).key) for name in families)
+  first, *others = (
+    run.store.keys(RolloutSpec(name, 0.1, 0, 1).key) for name in families
+  )
   assert len(first) == 4  # of 2 tasks with 2 episodes each
   assert all(keys == first for keys in others)
   episodes = run.store.episodes("cascade(update=1,share=0.3)")

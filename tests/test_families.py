@@ -4,14 +4,13 @@ import pytest
 import tiny
 
 from baar_jax.config import BaselinesConfig
-from baar_jax.rivals.families import (
+from baar_jax.families.table import (
   FAMILIES,
   find_uncapped,
   list_specs,
   list_trained,
-  zero_shot_spec,
 )
-from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.rollout.specs import Cap, RandomSpec
 
 
 @pytest.fixture
@@ -29,11 +28,16 @@ def config():
   return config
 
 
+def judged(config):
+  """Return the zero-shot policy without a cap."""
+  return next(iter(FAMILIES["zero-shot"].points(config)))
+
+
 def test_keys_carry_every_parameter_and_nothing_else(config):
-  judged = zero_shot_spec(config).key
+  zero_shot = judged(config).key
   expected = ["always-small", "always-large", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=2)"]
-  expected += ["escalate", "escalate(K=2)", judged, f"{judged}(K=2)"]
+  expected += ["escalate", "escalate(K=2)", zero_shot, f"{zero_shot}(K=2)"]
   free = "conditioned(update=9,cost_weight="
   expected += [f"{free}0.1)", f"{free}0.5,K=2)", f"{free}0.5,blind=1,K=2)"]
   for router in (
@@ -55,22 +59,23 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
       expected += [f"{point},K=2)" for point in points]
   by_key = {spec.key: spec for spec in list_specs(config)}
   assert list(by_key) == expected
-  assert by_key["random(p=0.5,K=2)"] == PolicySpec("random", p=0.5, cap=Cap(2))
-  settings = by_key["bopo(lam=0.3,update=2,threshold=0.25)"].settings
+  assert by_key["random(p=0.5,K=2)"] == RandomSpec("random", 0.5, cap=Cap(2))
+  settings = by_key["bopo(lam=0.3,update=2,threshold=0.25)"].parameters
   assert settings == {"lam": 0.3, "update": 2, "threshold": 0.25}
   uncapped = {key: find_uncapped(spec) for key, spec in by_key.items()}
   assert uncapped["random(p=0.5,K=2)"].key == "random(p=0.5)"
   assert uncapped["first-large(K=2)"].key == "always-large"
   assert uncapped["random(p=0.5)"] is None
   # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
-  for key in (f"{judged}(K=2)", f"{free}0.5,K=2)"):
+  for key in (f"{zero_shot}(K=2)", f"{free}0.5,K=2)"):
     assert uncapped[key] is None
   assert uncapped[f"{free}0.5,blind=1,K=2)"].key == f"{free}0.5)"
 
 
 def test_every_rival_is_trained_with_each_training_seed(config):
   config.train_seeds = 3
-  assert {spec.seeds for spec in list_trained(config)} == {3}
+  for family in list_trained(config):
+    assert {spec.seeds for spec in family.points(config)} == {3}
 
 
 def test_every_policy_is_played_under_caps_on_dollars(config):
@@ -90,7 +95,7 @@ def test_only_recorded_models_have_foresight(config):
 
 
 def test_each_setting_of_the_judge_changes_its_key(config):
-  keys = {zero_shot_spec(config).key}
+  keys = {judged(config).key}
   changes = dict(
     temperature=0.5,
     max_completion_tokens=9,
@@ -99,5 +104,5 @@ def test_each_setting_of_the_judge_changes_its_key(config):
   )
   for name, value in changes.items():
     setattr(config.baselines.judge, name, value)
-    keys.add(zero_shot_spec(config).key)
+    keys.add(judged(config).key)
   assert len(keys) == 5 and all(key.startswith("zero-shot gpt-5 ") for key in keys)

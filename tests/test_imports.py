@@ -14,7 +14,7 @@ import pytest
 from tiny import ROOT
 
 from baar_jax.config import Config
-from baar_jax.rollout.jobs import Source
+from baar_jax.learn.batches import Encoder
 from baar_jax.run import Run
 
 CORE = ROOT / "baar_jax"
@@ -29,9 +29,8 @@ LAYERS = [
   "learn",
   "paper",
   "conditioned",
-  "rivals",
-  "open",
   "run",
+  "families",
   "report,decide",
   "stages",
 ]
@@ -60,9 +59,7 @@ HEAVY = {
   "matplotlib",
 }
 # The folders of the methods.
-METHODS = tuple(
-  f"baar_jax.{name}." for name in ("learn", "paper", "conditioned", "rivals")
-)
+METHODS = tuple(f"baar_jax.{name}." for name in ("learn", "paper", "conditioned"))
 
 
 def imports(path: Path) -> set[str]:
@@ -185,5 +182,5 @@ def test_methods_take_values_and_never_a_run_or_a_store():
         for value in vars(importlib.import_module(inner)).values():
           if getattr(value, "_is_protocol", False) and list_members(value):
             protocols.add(value)
-  assert Source in protocols
+  assert Encoder in protocols
   assert not [value for value in protocols if list_members(value) <= RUN]

@@ -22,12 +22,13 @@ from baar_jax.rollout.specs import FIRST_SEED
 def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
   tasks = [Task("t", "train", "", 9), Task("d", "dev", "", 9)]
   config = Config(profile=ProfileConfig(2, robustness=(1, 3)))
-  for planned, key in zip(jobs.list_profile(config, tasks), BOUNDARY_KEYS):
-    assert planned.spec.key == key
+  plan = jobs.list_profile(config, tasks)
+  assert [spec.key for spec in plan] == [*BOUNDARY_KEYS]
+  for listed in plan.values():
     # Trial 0 of one; before the trials of three are those of one and of two.
     new = [("t", seed) for seed in (5000, 5003, 5004, 5005)]
     expected = [("t", 0), ("t", 1), *new, ("d", 0), ("d", 1)]
-    assert [job.key for job in planned.jobs] == expected
+    assert [job.key for job in listed] == expected
   # No purpose can have so many trials that it reaches the next one's first seed.
   trials = [k for count in range(1, 45) for k in new_trials(count)]
   assert trials == [*range(990)] and SEEDS > 990
@@ -64,7 +65,7 @@ def test_hard_tasks_are_sampled_and_training_tasks_explored():
   hard = [Task("h1", "train", "", 9), Task("h2", "dev", "", 9)]
   rest = [Task("e1", "train", "", 9), Task("e2", "dev", "", 9)]
   listed = jobs.list_references(config, ProfiledTasks(hard, rest))
-  keys = [(spec.key, [job.key for job in planned]) for spec, planned in listed]
+  keys = [(spec.key, [job.key for job in planned]) for spec, planned in listed.items()]
   sampled = [(id_, k) for id_ in ("h1", "h2") for k in (1001, 1002, 1003)]
   assert keys == [
     ("stratified(samples=3)", sampled),
@@ -73,4 +74,6 @@ def test_hard_tasks_are_sampled_and_training_tasks_explored():
     ("exploration(steps=2,repeats=1)", [("h1", k) for k in range(4001, 4004)]),
   ]
   config.references.clone_large = True
-  assert jobs.list_references(config, ProfiledTasks(hard, rest)) == listed[2:]
+  assert jobs.list_references(config, ProfiledTasks(hard, rest)) == dict(
+    [*listed.items()][2:]
+  )

@@ -13,10 +13,10 @@ from tiny_router import fill
 
 from baar_jax.config import Config, EnvConfig, SFTConfig
 from baar_jax.episode import Episode, Step, Task
+from baar_jax.families.cascade import FAILURES
 from baar_jax.learn.batches import ACTED, Batcher
 from baar_jax.learn.trainer import ShardedRouter
 from baar_jax.mesh import one_device
-from baar_jax.rivals.cascade import FAILURES
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.router.network import InputsEncoder, PolicyNetwork

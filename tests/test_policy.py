@@ -12,12 +12,16 @@ from tiny import call
 from tiny_router import VIEW, draw_model, make_view
 
 from baar_jax.conditioned.heads import Heads, Scale
-from baar_jax.conditioned.policy import ConditionedPolicy, ValueFunction
+from baar_jax.conditioned.policy import (
+  ConditionedPolicy,
+  ConditionedSpec,
+  ValueFunction,
+)
 from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
+from baar_jax.families.zero_shot import ZeroShotPolicy
 from baar_jax.llms.prices import Billing, Price
-from baar_jax.rivals.zero_shot import ZeroShotPolicy
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.rules import EpisodeBudgets, StepContext
+from baar_jax.rollout.policy import EpisodeBudgets, StepContext, play_step
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.inputs import States, describe
@@ -185,7 +189,9 @@ def test_heads_read_the_cap_and_the_cost_weight(
   reader = Mock(**{"read.return_value": states})
   estimate = Mock(return_value=(None, np.array([[0.1, 0.1, 0.2]])))
   monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
-  spec = PolicySpec("conditioned", cost_weight=weight, cap_conditioned=cap_conditioned)
+  spec = ConditionedSpec(
+    "conditioned", 2, None, weight, cap_conditioned=cap_conditioned
+  )
   policy = ConditionedPolicy(spec, reader, values)
   live = start(0)
   live.cap = Cap(2)
@@ -221,8 +227,10 @@ def test_a_judge_is_shown_the_prompt_and_billed(text, model):
   context = StepContext(
     live, agents, [], EpisodeBudgets(CallBudget(2), DollarBudget(None))
   )
+  playing = play_step(policy, context)
+  next(playing)
   with pytest.raises(StopIteration) as end:
-    next(policy.act(context))
+    playing.send(*policy.choose([live]))
   move = end.value.value
   assert move.reply == move.decision.model == model
   ((((message,), place), _),) = judge.reply.call_args_list

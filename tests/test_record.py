@@ -10,7 +10,8 @@ from standin import StandIn
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import read_recording, write_recording
 from baar_jax.rollout.loop import Trial, run_episodes
-from baar_jax.run import env_arguments, open_pair
+from baar_jax.rollout.source import env_arguments
+from baar_jax.run import open_pair
 from tools import measure_recording, record
 
 

@@ -10,13 +10,13 @@ from hand import HandCascade, job
 from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import Code
 from baar_jax.episode import Usage
+from baar_jax.families.foresight import Chance, ForesightSpec, find_best
+from baar_jax.families.table import FAMILIES
 from baar_jax.llms.recorded import draw_trial
-from baar_jax.rivals.families import FAMILIES
-from baar_jax.rivals.foresight import Chance, Foresight, find_best
 from baar_jax.rollout.loop import Trial, run_episodes
-from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.source import env_arguments
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.run import env_arguments, open_pair
+from baar_jax.run import RouterFiles, open_pair
 
 
 def play(config, policy):
@@ -114,8 +114,9 @@ def test_one_large_call_is_spent_by_what_a_policy_knows(tmp_path, family, played
     if trial != draw_trial("train-0", "traind", 0, 3):
       solved.add(("traind", trial, "01"))
   tickets.record(config, solved, 3)
-  spec = PolicySpec(family, cap=Cap(calls=1))
-  rule = FAMILIES[family].rule or Foresight(config).make_rule(spec)
-  episode = play(config, RulePolicy(spec, rule))
+  Spec = PolicySpec if family == "escalate" else ForesightSpec
+  spec = Spec(family, cap=Cap(calls=1))
+  files = RouterFiles(tmp_path, config, mesh=None)
+  episode = play(config, FAMILIES[family].open(spec, files))
   assert "".join("SL"[step.model] for step in episode.steps) == played
   assert episode.success == (family == "clairvoyant")

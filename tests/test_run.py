@@ -10,10 +10,10 @@ import pytest
 import tiny
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.open import Loader
+from baar_jax.families.table import open_with
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import Planned
-from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec, seed_of
 from baar_jax.run import Run
 from baar_jax.stages import plan
@@ -89,18 +89,18 @@ def test_the_boundaries_play_in_turn_as_they_play_alone(config, tmp_path):
   def play(config, *groups):
     with closing(Run(config)) as run:
       planned = jobs.list_profile(config, run.tasks("dev"))
-      build = Loader(run.files(), 1).build
       played = []
-      for start, end in groups:
-        played += run.source.episodes("", planned[start:end], build)
+      for specs in groups:
+        part = {spec: planned[spec] for spec in specs}
+        played += run.play("", part, open_with(run.files()))
       order = run.store._db.execute("SELECT policy FROM episodes ORDER BY rowid")
       return played, [policy for (policy,) in order]
 
-  alone, order = play(config, (0, 1), (1, 2))
+  alone, order = play(config, [ALWAYS_SMALL], [ALWAYS_LARGE])
   assert order == ["always-small"] * 4 + ["always-large"] * 4
-  together, order = play(tiny.config(tmp_path, "together"), (0, 2))
+  together, order = play(tiny.config(tmp_path, "together"), BOUNDARIES)
   assert order == ["always-small", "always-large"] * 4
-  assert together == alone == play(config, (0, 2))[0]
+  assert together == alone == play(config, BOUNDARIES)[0]
 
 
 def test_an_episode_that_failed_is_played_again_alone(config, capsys):
@@ -119,9 +119,7 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
   def collect(env):
     run.source._envs = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
-    episodes = run.source.episodes(
-      "some", [Planned(policy.spec, trials)], lambda _: policy
-    )
+    episodes = run.play("some", {policy.spec: trials}, lambda _: policy)
     return [(e.task_id, e.seed) for e in episodes]
 
   with closing(Run(config)) as run:

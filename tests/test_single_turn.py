@@ -2,7 +2,7 @@
 
 from tiny import episode
 
-from baar_jax.rivals.single_turn import find_winners
+from baar_jax.families.single_turn import find_winners
 
 
 def trials(marks):

@@ -4,8 +4,15 @@ import dataclasses
 
 from tiny import call, episode
 
-from baar_jax.llms.ledger import Calls, Spent, read_spent
-from baar_jax.llms.provider import FAILED, PRESUMED, REPLY, RETRY
+from baar_jax.llms.ledger import (
+  FAILED,
+  PRESUMED,
+  REPLY,
+  RETRY,
+  Calls,
+  Spent,
+  read_spent,
+)
 from baar_jax.report.table import run_ledger
 from baar_jax.store import Store
 

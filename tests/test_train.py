@@ -1,7 +1,6 @@
 """Check trainings that are killed and resumed, that end early, or have bad numbers."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import shutil
@@ -14,16 +13,21 @@ import tiny
 from flax import nnx
 
 from baar_jax.conditioned import fit
+from baar_jax.families import family as family_file
+from baar_jax.families import table
+from baar_jax.families.family import load_router
+from baar_jax.families.vanilla import Vanilla
 from baar_jax.learn import checkpoint
 from baar_jax.learn.trainer import Trainer
-from baar_jax.open import load_router
 from baar_jax.paper import sft as sft_method
 from baar_jax.paper.bopo import Update
-from baar_jax.rivals import families
-from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
-from baar_jax.stages import collect, train
+from baar_jax.stages import collect
 from baar_jax.store import Store
+
+train_sft = partial(table.train, stage="sft")
+train_bopo = partial(table.train, stage="bopo")
+train_value = partial(table.train, stage="value")
 
 
 def small_config(runs):
@@ -40,8 +44,8 @@ def small_config(runs):
 def save_often():
   """Write a checkpoint after every second update."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train, "SAVE_EVERY", 2)
-    patch.setattr(train, "SAVE_EVERY_ROLLOUTS", 2)
+    patch.setattr(family_file, "SAVE_EVERY", 2)
+    patch.setattr(family_file, "SAVE_EVERY_ROLLOUTS", 2)
     yield
 
 
@@ -50,11 +54,11 @@ def unbroken(tmp_path_factory, save_often):
   """A run whose trainings were not interrupted."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
   collect.profile(run)
-  for stage, state in ((collect.references, "referenced"), (train.bosft, "imitated")):
+  for stage, state in ((collect.references, "referenced"), (train_sft, "imitated")):
     stage(run)
     shutil.copytree(run.dir, run.dir.parent / state)
   run.before_bopo = len(run.store.table())
-  train.bopo(run)
+  train_bopo(run)
   run.close()
   run.store = None
   return run
@@ -109,11 +113,11 @@ def train_and_die(stage, run, owner, method, calls):
   "stage, name, lam, kills, updates",
   [
     # The checkpoint of update 2 is complete. So update 3 is done again from it.
-    (train.bosft, "sft", None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
+    (train_sft, "sft", None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
     # It is killed in the rollouts of update 3, and before its checkpoint. An update has
     # 4 episodes.
     (
-      train.bopo,
+      train_bopo,
       "bopo",
       0.1,
       [(Store, "add", 9, 9), (Run, "log", 1, 12)],
@@ -157,7 +161,7 @@ def test_the_best_router_is_kept(copied, monkeypatch, capsys):
   monkeypatch.setattr(Trainer, "loss", loss)
   monkeypatch.setattr(sft_method, "PATIENCE", 2)
   die = dict(owner=Run, method="log", calls=11)
-  for stage in (partial(train_and_die, train.bosft, **die), train.bosft):
+  for stage in (partial(train_and_die, train_sft, **die), train_sft):
     run = copied("referenced")
     run.config.sft.updates = 20
     run.config.sft.check_every = 2
@@ -174,9 +178,9 @@ def test_the_best_router_is_kept(copied, monkeypatch, capsys):
 @pytest.mark.parametrize(
   "stage, state, name, saved",
   [
-    (train.bosft, "referenced", "sft", {"2", "3"}),
+    (train_sft, "referenced", "sft", {"2", "3"}),
     # The SFT router's directory is opened too, so updates 1 and 3 are late.
-    (train.bopo, "imitated", "bopo-lam0.1", {"3", "4"}),
+    (train_bopo, "imitated", "bopo-lam0.1", {"3", "4"}),
   ],
 )
 def test_a_checkpoint_is_written_after_ten_minutes(
@@ -184,8 +188,8 @@ def test_a_checkpoint_is_written_after_ten_minutes(
 ):
   """400 seconds pass between two looks at the clock. No update's number is due."""
   seconds = itertools.count(0, 400)
-  monkeypatch.setattr(train, "SAVE_EVERY", 50)
-  monkeypatch.setattr(train, "SAVE_EVERY_ROLLOUTS", 50)
+  monkeypatch.setattr(family_file, "SAVE_EVERY", 50)
+  monkeypatch.setattr(family_file, "SAVE_EVERY_ROLLOUTS", 50)
   monkeypatch.setattr(checkpoint, "monotonic", lambda: next(seconds))
   run = copied(state)
   stage(run)
@@ -199,8 +203,8 @@ def test_another_training_seed_is_added_to_a_run(copied):
   before = leaves(run, "bopo", 0.1)
   run.config.train_seeds = 2
   run.config.evaluate.seeds = 2
-  train.bosft(run)
-  train.bopo(run)
+  train_sft(run)
+  train_bopo(run)
   assert_same(leaves(run, "bopo", 0.1), before)
   for family, lam in (("sft", None), ("bopo", 0.1)):
     with pytest.raises(AssertionError):
@@ -214,8 +218,8 @@ def test_another_training_seed_is_added_to_a_run(copied):
 @pytest.mark.parametrize(
   "stage, state, name, rollouts",
   [
-    (train.bosft, "referenced", "sft", 0),
-    (train.bopo, "imitated", "bopo-lam0.1", 3),
+    (train_sft, "referenced", "sft", 0),
+    (train_bopo, "imitated", "bopo-lam0.1", 3),
   ],
 )
 def test_a_training_stops_if_a_metric_is_not_finite(
@@ -248,18 +252,16 @@ def test_a_rival_takes_as_many_gradient_steps_as_bopo(
   checkpoint is saved."""
   saved = []
 
-  def update(source, profiles, references, learner, rollouts):
-    for number, planned in enumerate(rollouts):
+  def update(play, profiles, references, learner, rollouts):
+    for number, (spec, _) in enumerate(rollouts):
       saved.append(any((run.dir / "checkpoints" / "vanilla-lam0.1").glob("[1-9]*")))
-      assert planned.spec.update == number + 1
+      assert spec.update == number + 1
       yield Update(number + 1, 4, {}, (steps + [1] * 9)[number], waiting=number)
 
-  row = families.FAMILIES["vanilla"]
-  learns = dataclasses.replace(row.learns, update=update, batches=limit)
-  row = dataclasses.replace(row, learns=learns)
-  monkeypatch.setitem(families.FAMILIES, "vanilla", row)
+  monkeypatch.setattr(Vanilla, "update", staticmethod(update))
+  monkeypatch.setattr(Vanilla, "batches", limit)
   run = copied("imitated")
-  train.train_rollouts(run, run.files(), PolicySpec("vanilla", lam=0.1))
+  table.FAMILIES["vanilla"].train(run)
   last = logged(run, "vanilla")[-1]
   assert (last["episodes"], last["gradient_steps"]) == (4 * len(steps), sum(steps))
   assert saved == [False] * len(steps) and leaves(run, "vanilla", 0.1)
@@ -271,10 +273,10 @@ def test_value_heads_are_fitted_once_and_never_from_bad_numbers(copied, monkeypa
   with monkeypatch.context() as patch:
     patch.setattr(fit, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
     with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan;"):
-      train.value(run)
+      train_value(run)
   assert not path.exists()
-  train.value(run)
+  train_value(run)
   assert [line["update"] for line in logged(run, "value")] == [2, 2]
   before = path.stat().st_mtime_ns
-  train.value(run)
+  train_value(run)
   assert path.stat().st_mtime_ns == before

@@ -15,6 +15,7 @@ from flax import nnx
 from tiny_router import EPISODES, VIEW, draw_model, make_batcher, make_view
 
 from baar_jax.config import BoPOConfig, SFTConfig
+from baar_jax.families.vanilla import dapo_loss
 from baar_jax.learn import trainer as trainer_module
 from baar_jax.learn.batches import SAMPLED, Batch
 from baar_jax.learn.trainer import (
@@ -25,7 +26,6 @@ from baar_jax.learn.trainer import (
 )
 from baar_jax.paper.bopo import Learner, RatedEpisode
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
-from baar_jax.rivals.vanilla import dapo_loss
 from baar_jax.router import qwen2
 from baar_jax.router.reader import TextEncoder
 

@@ -10,11 +10,10 @@ from tiny import episode
 
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Task
+from baar_jax.families import vanilla
 from baar_jax.learn.batches import Batch
 from baar_jax.paper.references import Profile
-from baar_jax.rivals import vanilla
-from baar_jax.rollout.jobs import Planned, rollout_spec
-from baar_jax.rollout.specs import Job
+from baar_jax.rollout.specs import Job, RolloutSpec
 
 
 def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
@@ -63,9 +62,9 @@ def test_dapo_keeps_groups_with_successes_and_failures():
 def test_full_batches_of_kept_groups_are_learnt_in_order():
   """A batch has two groups of two episodes; odd updates keep one, even ones two."""
 
-  def play(title, planned, build):
-    (planned,) = planned
-    number = planned.spec.update
+  def play(title, plan, build):
+    (spec,) = plan
+    number = spec.update
     second = 0.0 if number % 2 else 1.0
     scores = {"a": (1.0, 0.0), "b": (second, 0.0)}
     return [rollout(scores[id_][n], 1.0, number, id_) for id_ in "ab" for n in (0, 1)]
@@ -77,11 +76,10 @@ def test_full_batches_of_kept_groups_are_learnt_in_order():
     return {}
 
   jobs = [Job(Task("a", "train", "", 9), "rollout", trial) for trial in range(4)]
-  rollouts = [Planned(rollout_spec("vanilla", 0.1, n), jobs) for n in (1, 2, 3, 4)]
-  learner = SimpleNamespace(config=BoPOConfig(), act=None, learn=learn)
+  rollouts = [(RolloutSpec("vanilla", 0.1, 0, n), jobs) for n in (1, 2, 3, 4)]
+  learner = SimpleNamespace(config=BoPOConfig(), act=None, label="", learn=learn)
   profiles = {"a": Profile("hard", 1.0, 5.0, [], [])}
-  source = SimpleNamespace(episodes=play)
-  updates = [*vanilla.vanilla(source, profiles, {}, learner, rollouts)]
+  updates = [*vanilla.vanilla(play, profiles, {}, learner, rollouts)]
   assert pools == ["1122", "2233", "4444"]
   assert [update.gradient_steps for update in updates] == [0, 1, 1, 1]
   assert [update.waiting for update in updates] == [2, 2, 0, 0]

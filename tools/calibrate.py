@@ -20,10 +20,14 @@ import main
 from baar_jax.config import Config, require
 from baar_jax.envs.base import ERROR_WORDS, load
 from baar_jax.episode import Episode
+from baar_jax.families.table import open_with
 from baar_jax.flags import fail
-from baar_jax.rivals.families import FAMILIES
-from baar_jax.rollout.jobs import FIRST_LARGE, Planned, list_profile
-from baar_jax.rollout.rules import RulePolicy
+from baar_jax.rollout.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  FIRST_LARGE,
+  list_profile,
+)
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
 
@@ -35,26 +39,22 @@ SHARES = {
 }
 
 
-def build(spec: PolicySpec) -> RulePolicy:
-  """Make the policy of a rule."""
-  return RulePolicy(spec, FAMILIES[spec.family].rule)
-
-
 def measure(run: Run) -> dict[str, float]:
   """Play the boundary policies and First-Large; return the table's figures."""
-  boundaries = list_profile(run.config, run.tasks("train"))
+  jobs = list_profile(run.config, run.tasks("train"))[ALWAYS_SMALL]
 
-  def play(planned: Planned) -> list[Episode]:
+  def play(spec: PolicySpec) -> list[Episode]:
     """Return a policy's episodes, ordered by task and seed."""
-    return run.source.episodes(planned.spec.key, [planned], build)
+    return run.play(spec.key, {spec: jobs}, open_with(run.files()))
 
-  small, large = map(play, boundaries)
+  small = play(ALWAYS_SMALL)
+  large = play(ALWAYS_LARGE)
   figures = {"small": mean_score(small), "large": mean_score(large)}
   gap = figures["large"] - figures["small"]
   steps = np.mean([len(episode.steps) for episode in large])
   for share in SHARES[run.config.env.kind]:
     spec = PolicySpec(FIRST_LARGE, cap=Cap(round(share * steps)))
-    capped = play(boundaries[0]._replace(spec=spec))
+    capped = play(spec)
     figures[f"first-large {share}"] = (mean_score(capped) - figures["small"]) / gap
   figures["weaker alone"] = np.mean(
     [a.success > b.success for a, b in zip(small, large)]

@@ -19,13 +19,12 @@ from absl import app, flags, logging
 
 import main
 from baar_jax.config import Config, require
+from baar_jax.families.table import list_specs, open_with
 from baar_jax.flags import fail
-from baar_jax.open import Loader
-from baar_jax.rivals.families import list_specs
 from baar_jax.rollout.budget import CapReached
-from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE, Planned, list_evaluation
+from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE, list_evaluation
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.run import Run
+from baar_jax.run import RouterFiles, Run
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import read_config
 from tools.measure_recording import describe
@@ -34,13 +33,13 @@ RECORDED = flags.DEFINE_string("recorded", "runs/code", "Directory of the run.")
 
 
 def play(
-  run: Run, spec: PolicySpec, loader: Loader, tickets: list[str]
+  run: Run, spec: PolicySpec, files: RouterFiles, tickets: list[str]
 ) -> pd.DataFrame:
   """Return a policy's mean score, dollars and LARGE calls at each ticket."""
   tasks = [task for task in run.tasks("test") if task.id in tickets]
   jobs = list_evaluation(run.config, tasks, "test")
   rows = []
-  for episode in run.source.episodes(spec.key, [Planned(spec, jobs)], loader.build):
+  for episode in run.play(spec.key, {spec: jobs}, open_with(files)):
     rows.append((episode.task_id, episode.score, episode.cost_usd, episode.large_calls))
   columns = ["ticket", "score", "usd", "large"]
   return pd.DataFrame(rows, columns=columns).groupby("ticket").mean()
@@ -56,9 +55,7 @@ def check(live: Run, recorded: Run) -> None:
   for spec in (ALWAYS_LARGE, first, choice.default):
     tables = []
     for run in (live, recorded):
-      source = run.source
-      loader = Loader(recorded.files(), source.live_episodes, source.pair, run.store)
-      tables.append(play(run, spec, loader, tickets))
+      tables.append(play(run, spec, recorded.files(), tickets))
     # A ticket whose live episode was left out counts nowhere.
     now, before = tables[0].align(tables[1], join="inner")
     shown = pd.DataFrame({"live": now.mean(), "recorded": before.mean()})

@@ -55,7 +55,7 @@ from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import Endpoint, check_models, endpoints
 from baar_jax.rollout.budget import CapReached, DollarBudget, reserve
-from baar_jax.run import env_arguments
+from baar_jax.rollout.source import env_arguments
 from baar_jax.store import lock
 
 SAVE_S = 60.0  # Seconds between two writings of the file.

@@ -1,5 +1,6 @@
 """Decide by the value heads: one router for all caps (our choice)."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,9 +9,30 @@ import numpy as np
 
 from baar_jax.conditioned.heads import Heads, count_calls_left, estimate
 from baar_jax.llms.prices import Billing
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
 from baar_jax.router.inputs import StateReader, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionedSpec(PolicySpec):
+  """A policy of the budget-conditioned router.
+
+  Attributes:
+    update: the number of updates of the value heads.
+    seeds: the number of training seeds that all play as this policy; None for 1.
+    cost_weight: units of score that one normalised dollar costs.
+  """
+
+  update: int
+  seeds: int | None
+  cost_weight: float
+
+  @property
+  def parameters(self) -> dict[str, object]:
+    """Return the parameters, and whether the policy does not read the cap it has."""
+    is_blind = self.cap and not self.cap_conditioned
+    return super().parameters | ({"blind": 1} if is_blind else {})
 
 
 class ValueFunction(NamedTuple):
@@ -34,11 +56,11 @@ class ConditionedPolicy(Policy):
   acts.
 
   Attributes:
-    cost_weights: The cost weights that an episode may name. If an episode names none,
-      the policy's cost weight counts.
+    cost_weight: The cost weight of an episode that names none.
+    cost_weights: The cost weights that an episode may name.
   """
 
-  def __init__(self, spec: PolicySpec, reader: StateReader, values: ValueFunction):
+  def __init__(self, spec: ConditionedSpec, reader: StateReader, values: ValueFunction):
     """Make a policy that decides by value heads.
 
     Args:
@@ -50,6 +72,7 @@ class ConditionedPolicy(Policy):
     super().__init__(spec)
     self._reader = reader
     self._values = values
+    self.cost_weight = spec.cost_weight
     self.cost_weights = values.cost_weights
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
@@ -87,6 +110,6 @@ class ConditionedPolicy(Policy):
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
     weight = live.cost_weight
     if weight is None:
-      weight = self.spec.cost_weight
+      weight = self.cost_weight
     calls_left = np.float64(count_calls_left(left, outlooks[-1]))
     return describe(calls_left, 1 / (1 + np.float64(weight)), progress_P)

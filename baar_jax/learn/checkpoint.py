@@ -1,7 +1,6 @@
-"""Locate the routers of a run, and save and restore their checkpoints (Orbax)."""
+"""Save and restore checkpoints of trainings (Orbax), and arrays in files of NumPy."""
 
 import contextlib
-import dataclasses
 import gc
 import logging
 import math
@@ -10,6 +9,7 @@ import tempfile
 import textwrap
 import traceback
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic
@@ -19,69 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 
-from baar_jax.config import Config
 from baar_jax.mesh import exchange
-from baar_jax.rollout.jobs import SFT
+from baar_jax.router.qwen2 import check_finite
 
-# The ablation that trains its own SFT router, because it changes the references.
-UNSTRATIFIED = "no-stratified"
 SAVE_EVERY_S = 600  # the seconds between two checkpoints, if updates take long
-
-
-@dataclasses.dataclass(frozen=True)
-class RouterFiles:
-  """Locate the routers of one training seed in the directory of a run.
-
-  Attributes:
-    directory: the directory of the run.
-    config: the configuration of this training seed, and of the ablation.
-    mesh: the devices that routers are loaded onto.
-    training_seed: the number of the training seed, from 0.
-    ablation: a key of `config.ABLATIONS`; "" is the complete method.
-  """
-
-  directory: Path
-  config: Config
-  mesh: Mesh
-  training_seed: int = 0
-  ablation: str = ""
-
-  @property
-  def tokenizer(self) -> Path:
-    """Return the directory of the tokenizer."""
-    return self.directory / "tokenizer"
-
-  @property
-  def marks(self) -> dict[str, int | str]:
-    """Return what marks this training's lines in the log."""
-    marks = {}
-    if self.training_seed:
-      marks["train_seed"] = self.training_seed
-    if self.ablation:
-      marks["ablation"] = self.ablation
-    return marks
-
-  @property
-  def sft_family(self) -> str:
-    """Return the family of the SFT router that the training starts from."""
-    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
-
-  def checkpoints(self, family: str, lam: float | None = None) -> Path:
-    """Return the directory of a router's checkpoints.
-
-    Args:
-      family: "value", "sft", "bopo", a rival, an ablation, or the
-        `sft_family` of an ablation.
-      lam: the cost weight of the training; None if the family has none.
-    """
-    name = family
-    if lam is not None:
-      name += f"-lam{lam:g}"
-    if self.training_seed:
-      name += f"-seed{self.training_seed}"
-    return self.directory / "checkpoints" / name
 
 
 # Messages about checkpoints. The first {} is the newest checkpoint's directory, the
@@ -314,3 +256,45 @@ def check_metrics(
     problem = f"{stage} stopped: update {update} has {', '.join(bad_metrics)}"
     advice = "train again with a lower learning rate under another --config.name"
     raise ValueError(f"{problem}; last good checkpoint: {newest}; {advice}")
+
+
+def save_arrays(path: Path, *arrays: np.ndarray | str) -> None:
+  """Write arrays to a file, which gets its name when it is complete."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  draft = path.with_suffix(".tmp.npz")
+  np.savez(draft, *arrays)
+  draft.replace(path)
+
+
+@contextlib.contextmanager
+def open_arrays(path: Path, stage: str) -> Iterator[list[np.ndarray]]:
+  """Read the arrays of a file.
+
+  Args:
+    path: the file.
+    stage: the stage that writes it.
+
+  Raises:
+    ValueError: the file is missing, or this or the block that reads it has failed.
+  """
+  try:
+    with np.load(path) as stored:
+      arrays = [*stored.values()]
+    for x in arrays:
+      if x.shape or x.dtype.kind != "U":
+        check_finite(x, "arrays")
+    yield arrays
+  except (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+  ) as error:
+    problem = str(error).partition("\n")[0]
+    raise ValueError(
+      f"{path} is missing or damaged ({problem}): delete it if it exists, then run "
+      f"--stage={stage}"
+    ) from error

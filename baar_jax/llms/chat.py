@@ -28,14 +28,10 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Reserve, Task, Usage
 from baar_jax.llms.history import Agent, Messages, NoAnswer
-from baar_jax.llms.ledger import Calls
+from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, PricedModel
 from baar_jax.llms.provider import (
-  FAILED,
   LOST,
-  PRESUMED,
-  REPLY,
-  RETRY,
   UNREADABLE,
   Outcome,
   backoff_s,

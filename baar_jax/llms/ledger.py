@@ -11,8 +11,15 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.episode import Reply
-from baar_jax.llms.provider import OPEN, PRESUMED, REPLY, RETRY
 
+# The kinds of outcomes of an attempt at a call, as they are stored.
+REPLY = "reply"  # a usable reply
+RETRY = "retry"  # billed, but without a usable reply
+PRESUMED = "presumed"  # perhaps billed; counts at its worst case
+FAILED = "failed"  # not billed
+# The attempt has not ended. If the process was killed meanwhile, the attempt counts at
+# its worst case.
+OPEN = "open"
 REPLY_ROW = TypeAdapter(Reply)
 DAMAGED = "{}: call {} cannot be read. Restore a copy of the file, then run again."
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"

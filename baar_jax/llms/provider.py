@@ -16,6 +16,7 @@ import httpx2
 
 from baar_jax.config import STORED, ZERO_SHOT, Config, ModelsConfig
 from baar_jax.episode import Usage
+from baar_jax.llms.ledger import FAILED, PRESUMED
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.usage import read_json
 
@@ -41,14 +42,6 @@ LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 
 # A function that changes a request before it is sent.
 RequestHook = Callable[[httpx2.Request], Coroutine[None, None, None]]
-# The kinds of outcomes of an attempt at a call, as they are stored.
-REPLY = "reply"  # a usable reply
-RETRY = "retry"  # billed, but without a usable reply
-PRESUMED = "presumed"  # perhaps billed; counts at its worst case
-FAILED = "failed"  # not billed
-# The attempt has not ended. If the process was killed meanwhile, the attempt counts at
-# its worst case.
-OPEN = "open"
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "https://api.openai.com/v1"
 # The key that is sent to an endpoint without keys, because the protocol requires one.

@@ -10,7 +10,7 @@ What is left out of the paper and of GRPO, and why:
    log-probabilities of live decisions, which in bfloat16 differ by hundredths from
    those of training, only show in the log.
 2. The ratio's clip: it would never act. Ratios per decision and clips are in
-   rivals/vanilla.py, where episodes wait for their step.
+   families/vanilla.py, where episodes wait for their step.
 3. Estimates of the KL: a decision is between a few models, so the sum is exact.
 
 What is added, all of it our choice:
@@ -26,10 +26,9 @@ From GRPO it also differs in the reward, which is relative to the task's two bou
 costs; in the baseline, which is at least the reward of the task's reference trajectory;
 and in the KL, which is measured from the SFT router.
 
-Rollouts are asked of a `Source`, which plays the missing ones with the loop of
-`rollout/loop.py`. A policy is described by a `PolicySpec` (rollout/specs.py), and here
-it is a `RouterPolicy` that samples (router/policy.py). Checkpoints and the log are
-written by stages/train.py.
+Rollouts are asked of a function `play`, which plays the missing ones with the loop of
+`rollout/loop.py`. The policy is a `RouterPolicy` that samples (router/policy.py).
+Checkpoints and the log are written by families/bopo.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,8 +43,8 @@ from baar_jax.learn.batches import Batcher
 from baar_jax.learn.trainer import ShardedRouter, Trainer
 from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile, group_by_task
-from baar_jax.rollout.jobs import Planned, Source, label_family
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.rollout.jobs import Play, Rollouts
+from baar_jax.rollout.specs import Job, RolloutSpec
 from baar_jax.router.policy import RouterPolicy, Sample
 
 # The smallest number of episodes of a group. One episode alone would be compared with
@@ -87,6 +86,7 @@ class Learner(NamedTuple):
     batcher: cuts episodes into micro-batches.
     anchor: the SFT router if the loss uses its logits, else None.
     rows: the most episodes that are live at once.
+    label: the name of the method for readers.
   """
 
   config: BoPOConfig
@@ -94,8 +94,9 @@ class Learner(NamedTuple):
   batcher: Batcher
   anchor: ShardedRouter | None = None
   rows: int = 1
+  label: str = "BoPO"
 
-  def act(self, spec: PolicySpec) -> RouterPolicy:
+  def act(self, spec: RolloutSpec) -> RouterPolicy:
     """Make the policy that samples its decisions from the current router.
 
     The policy has a copy of the router, and a KV cache if it reads texts. Both are
@@ -117,20 +118,20 @@ class Learner(NamedTuple):
 
 
 def bopo(
-  source: Source,
+  play: Play,
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   learner: Learner,
-  rollouts: Iterable[Planned],
+  rollouts: Iterable[Rollouts],
 ) -> Iterator[Update]:
   """Update a router on its own episodes (paper: BoPO).
 
   Args:
-    source: gives the episodes of rollouts.
+    play: gives the episodes of rollouts.
     profiles: the profiles of the tasks, by task id.
     references: the reference trajectories tau* of the tasks, by task id.
     learner: the router that learns.
-    rollouts: the rollouts of each update, with the cost weight lam in their policy.
+    rollouts: the policy of each update, with the cost weight lam, and its jobs.
 
   Yields:
     Each update when it has ended.
@@ -138,16 +139,18 @@ def bopo(
   Raises:
     ValueError: an update has no group.
   """
-  for planned in rollouts:
-    groups = roll_out(source, learner, planned)
+  for spec, jobs in rollouts:
+    groups = roll_out(play, learner, spec, jobs)
     rated, metrics = compute_advantages(
-      learner.config, groups, profiles, references, planned.spec.lam
+      learner.config, groups, profiles, references, spec.lam
     )
     metrics |= learner.learn(rated)
-    yield Update(planned.spec.update, len(rated), metrics)
+    yield Update(spec.update, len(rated), metrics)
 
 
-def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Episode]]:
+def roll_out(
+  play: Play, learner: Learner, spec: RolloutSpec, jobs: Sequence[Job]
+) -> list[list[Episode]]:
   """Collect the groups of an update: the episodes of each task.
 
   Errors can end episodes, so a group may have fewer than `MIN_GROUP` episodes. Such a
@@ -156,15 +159,14 @@ def roll_out(source: Source, learner: Learner, planned: Planned) -> list[list[Ep
   Raises:
     ValueError: there is no group.
   """
-  spec = planned.spec
-  name = f"{label_family(spec.family)}, λ {spec.lam:g}"
+  name = f"{learner.label}, λ {spec.lam:g}"
   title = f"{name}, update {spec.update}/{learner.config.updates}"
-  episodes = source.episodes(title, [planned], learner.act)
+  episodes = play(title, {spec: jobs}, learner.act)
   by_task = group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
     raise ValueError(
-      f"{name}, training seed {spec.seed or 0}, update {spec.update}: no task has "
+      f"{name}, training seed {spec.training_seed}, update {spec.update}: no task has "
       f"{MIN_GROUP} episodes: correct the errors above, and run the same command again"
     )
   return groups

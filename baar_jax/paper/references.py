@@ -1,8 +1,8 @@
 """Profile tasks by their boundary trials, and choose reference trajectories.
 
 Paper: Task Difficulty Taxonomy, and stratified sampling (Eqs. 3 and 4). Eq. 3's random
-choices are made in `rollout/rules.py`, when the samples are played; this file reads the
-played episodes. `ALWAYS_SMALL` and `ALWAYS_LARGE` are the boundary policies, and an
+choices are made in `families/rules.py`, when the samples are played; this file reads
+the played episodes. `ALWAYS_SMALL` and `ALWAYS_LARGE` are the boundary policies, and an
 episode names its policy by the key.
 """
 
@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -171,28 +170,3 @@ def choose_references(
   for id_, profile in profiles.items():
     references[id_] = choose_reference(profile, samples[id_])
   return references
-
-
-class Trials(NamedTuple):
-  """Bundle stored episodes of training and dev tasks, for rivals that learn from them.
-
-  Attributes:
-    profiles: the profiles by task id, with the trials of both boundaries.
-    stratified: the stratified samples of hard tasks.
-    intermediate: for each intermediate model, the trials in which it always acts.
-    models: the number of models.
-  """
-
-  profiles: Mapping[str, Profile]
-  stratified: Sequence[Episode]
-  intermediate: Sequence[Sequence[Episode]]
-  models: int
-
-  def of_boundaries(self) -> tuple[list[Episode], list[Episode]]:
-    """Return the trials of always-SMALL and of always-LARGE, in the order of tasks."""
-    small = []
-    large = []
-    for profile in self.profiles.values():
-      small += profile.small
-      large += profile.large
-    return small, large

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,11 +16,10 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.table import COMPARED_COLUMNS, METRICS, Evaluation
+from baar_jax.report.table import COMPARED, COMPARED_COLUMNS, METRICS, Evaluation
 from baar_jax.rollout.jobs import (
   BOPO,
   BOUNDARY_KEYS,
-  COMPARED,
   FIRST_LARGE,
   SFT,
   VANILLA,
@@ -84,13 +83,7 @@ CLAIMS = (
 )
 
 
-class Labelled(Protocol):
-  """A row of the table of families."""
-
-  label: str
-
-
-def label_policy(spec: PolicySpec, families: Mapping[str, Labelled]) -> str:
+def label_policy(spec: PolicySpec, labels: Mapping[str, str]) -> str:
   """Write a policy's label for readers.
 
   An example is "budget-conditioned router, cost weight 0.5, cap-blind, at most 3
@@ -99,16 +92,16 @@ def label_policy(spec: PolicySpec, families: Mapping[str, Labelled]) -> str:
 
   Args:
     spec: the policy.
-    families: the table of families, with their labels.
+    labels: the labels of all families, by name.
   """
-  words = [families[spec.family].label]
+  words = [labels[spec.family]]
   # Only the budget-conditioned router has both variants, cap-conditioned and cap-blind,
   # so only its labels tell which one it is.
-  if spec.cap and spec.cap_conditioned and spec.cost_weight is not None:
+  if spec.cap and spec.cap_conditioned and "cost_weight" in spec.parameters:
     words.append("cap-conditioned")
-  settings = spec.settings | vars(spec.cap)
+  settings = spec.parameters | vars(spec.cap)
   # The threshold 0.5 is the usual one, and is left out of the label.
-  if spec.threshold == 0.5:
+  if settings.get("threshold") == 0.5:
     del settings["threshold"]
   for name, value in settings.items():
     if name in PARAMETERS and value is not None:
@@ -158,7 +151,7 @@ class Results:
     config: the run's configuration.
     choice: the policies that dev has chosen.
     data: their test episodes.
-    families: the table of all families, with their labels.
+    labels: the labels of all families, by name.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
     boundary_usd: a row per training task, with the median dollars of always-SMALL
       (small) and of always-LARGE (large).
@@ -168,21 +161,19 @@ class Results:
   config: Config
   choice: Choice
   data: Evaluation
-  families: Mapping[str, Labelled]
+  labels: Mapping[str, str]
   robustness: pd.DataFrame
   boundary_usd: pd.DataFrame
   ledger: pd.DataFrame
 
   def label(self, name: str) -> str:
     """Return a family's or a metric's name for readers; other texts are unchanged."""
-    if name in self.families:
-      return self.families[name].label
-    return METRICS.get(name, name)
+    return (self.labels | METRICS).get(name, name)
 
   @functools.cached_property
   def policies(self) -> pd.DataFrame:
     """Return a row per chosen policy, by its key, with its label and its figures."""
-    labels = {s.key: label_policy(s, self.families) for s in self.choice.entries}
+    labels = {s.key: label_policy(s, self.labels) for s in self.choice.entries}
     return tabulate_policies(self.data).assign(label=pd.Series(labels))
 
   @functools.cached_property

@@ -13,12 +13,14 @@ from baar_jax.llms.ledger import Spent
 from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, label_family
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
 
 RESAMPLES = 1000  # Number of resamples of the tasks per interval.
 # The metrics of the report, with their names for readers.
+# The family of BoPO's points without a cap, which the ablations are compared with.
+COMPARED = "compared"
 METRICS = {"score_percent": "mean score", "success_percent": "success rate"}
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
 RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
@@ -149,15 +151,14 @@ def load_split(
   for spec in listed:
     if not _has_enough(store, spec.key, keys):
       raise ValueError(
-        f"{label_family(spec.family)} lacks episodes on {split}: "
-        "run --stage=evaluate first"
+        f"{spec.family} lacks episodes on {split}: run --stage=evaluate first"
       )
     entries[spec.key] = {
       "family": spec.family,
-      "lam": spec.lam,
+      "lam": spec.parameters.get("lam"),
       "call_budget": spec.cap.calls,
       "usd_budget": spec.cap.usd,
-      "trained": spec.seeds is not None,
+      "trained": "seeds" in spec.parameters,
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
   frame = frame.astype(dict.fromkeys(("lam", *BUDGETS), float))
@@ -240,7 +241,8 @@ def measure_robustness(
     One row per number of `trials`. `tasks` is the number of compared tasks, and
     `agreement` the share of them with the same difficulty. `hard` and `base_hard` count
     the hard tasks by these trials and by the profile's. `hard_jaccard` is the Jaccard
-    similarity of the two sets of hard tasks. A share is None if there is nothing to compare.
+    similarity of the two sets of hard tasks. A share is None if there is nothing to
+    compare.
   """
   rows = []
   base = _label_by_trials(profiles, base_trials)

@@ -1,21 +1,19 @@
 """Declare the episodes that each stage plays, for the stages and for the dry run."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.rules import Build
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.policy import Build
+from baar_jax.rollout.specs import Job, PolicySpec, RankSpec, RolloutSpec, SampledSpec
 
 SFT = "sft"
 BOPO = "bopo"
 VANILLA = "vanilla"
 RANDOM = "random"
 ALWAYS = "always"  # The family of policies with one intermediate model at all steps.
-# In reports, BoPO's points without a cap, which the ablations are compared with.
-COMPARED = "compared"
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
@@ -23,50 +21,15 @@ BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 # The family of always-LARGE under a cap: LARGE acts until the cap is spent, then SMALL.
 FIRST_LARGE = "first-large"
 CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
-# The labels of the families in this file, for readers.
-LABELS = {
-  ALWAYS_SMALL.family: "always-SMALL",
-  ALWAYS_LARGE.family: "always-LARGE",
-  FIRST_LARGE: "First-Large",
-  CONDITIONED: "budget-conditioned router",
-  SFT: "BoSFT",
-  BOPO: "BoPO",
-}
-
-
-def label_family(family: str) -> str:
-  """Return a policy family's name for readers; by default the family itself."""
-  return LABELS.get(family, family)
-
-
-class Planned(NamedTuple):
-  """A policy and the episodes that it plays in a stage.
-
-  Attributes:
-    spec: the policy.
-    jobs: its trials of tasks; each is one episode.
-  """
-
-  spec: PolicySpec
-  jobs: Sequence[Job]
-
-
-class Source(Protocol):
-  """Give the episodes that a stage needs: play them, or read recorded ones."""
-
-  def episodes(
-    self, title: str, planned: Sequence[Planned], build: Build
-  ) -> list[Episode]:
-    """Return the episodes of all jobs, ordered by policy, task and seed.
-
-    Args:
-      title: the name for readers, in the progress bar and in printed lines.
-      planned: the policies and their jobs.
-      build: makes a policy; it is called only if an episode has to be played.
-
-    Raises:
-      ValueError: episodes are missing and cannot be played.
-    """
+# Policies with the episodes that each of them plays.
+Plan = Mapping[PolicySpec, Sequence[Job]]
+# Return the episodes of a plan, ordered by policy, task and seed: play them, or read
+# recorded ones. The arguments are a title for readers, the plan, and what makes a
+# policy, which is called only if an episode has to be played. ValueError is raised if
+# episodes are missing and cannot be played.
+Play = Callable[[str, Plan, Build], list[Episode]]
+# The rollouts of one update of a training: the policy that samples them, and its jobs.
+Rollouts = tuple[RolloutSpec, Sequence[Job]]
 
 
 class ProfiledTasks(NamedTuple):
@@ -81,7 +44,7 @@ class ProfiledTasks(NamedTuple):
   rest: Sequence[Task]
 
 
-def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
+def list_profile(config: Config, tasks: Iterable[Task]) -> Plan:
   """Return the profile's trials of both boundaries on tasks (paper: 5 trials each).
 
   Training tasks also get the new trials of `profile.robustness`.
@@ -92,7 +55,7 @@ def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
     if task.split == "train":
       for count in dict.fromkeys(config.profile.robustness):
         jobs += [Job(task, "robustness", k) for k in new_trials(count)]
-  return [Planned(spec, jobs) for spec in BOUNDARIES]
+  return dict.fromkeys(BOUNDARIES, jobs)
 
 
 def new_trials(count: int) -> range:
@@ -108,16 +71,16 @@ def new_trials(count: int) -> range:
   return range(first, first + count)
 
 
-def stratified_spec(config: Config) -> PolicySpec:
+def stratified_spec(config: Config) -> SampledSpec:
   """Return the policy of the paper's stratified samples (paper Eq. 3).
 
   Sample k of N calls LARGE at each step with probability k / N.
   """
   plan = SamplePlan("samples", config.references.samples)
-  return PolicySpec("stratified", plans=(plan,))
+  return SampledSpec("stratified", (plan,))
 
 
-def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
+def exploration_specs(config: Config) -> tuple[SampledSpec, SampledSpec]:
   """Return the policies that explore training tasks for the value heads (our choice).
 
   Hard tasks already have the stratified samples, so their exploration leaves out the
@@ -129,11 +92,11 @@ def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
   plans = config.references.plans
   hard = tuple(plan for plan in plans if plan.kind != "samples")
   rest = tuple(plan for plan in plans if plan.all_tasks)
-  explore_hard = PolicySpec("exploration", plans=hard)
-  return explore_hard, PolicySpec("exploration-all", plans=rest)
+  explore_hard = SampledSpec("exploration", hard)
+  return explore_hard, SampledSpec("exploration-all", rest)
 
 
-def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
+def list_references(config: Config, tasks: ProfiledTasks) -> Plan:
   """Return the stratified samples and the exploration of tasks.
 
   The stratified samples are for hard tasks of all splits; references are chosen among
@@ -142,19 +105,17 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
   """
   hard_train = [task for task in tasks.hard if task.split == "train"]
   rest_train = [task for task in tasks.rest if task.split == "train"]
+  stratified = stratified_spec(config)
   explore_hard, explore_rest = exploration_specs(config)
-  planned = [_list_samples(explore_hard, "exploration", hard_train)]
+  plan = {}
   if not config.references.clone_large:
-    stratified = _list_samples(stratified_spec(config), "reference", tasks.hard)
-    planned = [
-      stratified,
-      _list_samples(explore_rest, "exploration", rest_train),
-      *planned,
-    ]
-  return planned
+    plan[stratified] = _list_samples(stratified, "reference", tasks.hard)
+    plan[explore_rest] = _list_samples(explore_rest, "exploration", rest_train)
+  plan[explore_hard] = _list_samples(explore_hard, "exploration", hard_train)
+  return plan
 
 
-def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Planned:
+def _list_samples(spec: SampledSpec, purpose: str, tasks: Sequence[Task]) -> list[Job]:
   """Return all samples of a policy's plans on each task, numbered from 1.
 
   Args:
@@ -163,40 +124,7 @@ def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Plan
     tasks: the tasks to play.
   """
   count = sum(plan.count for plan in spec.plans)
-  trials = range(1, count + 1)
-  return Planned(spec, [Job(task, purpose, k) for task in tasks for k in trials])
-
-
-def rollout_spec(
-  family: str, lam: float, update: int, training_seed: int = 0
-) -> PolicySpec:
-  """Return the policy that samples the rollouts of one update.
-
-  Args:
-    family: the family that learns from the rollouts.
-    lam: the cost weight of the training.
-    update: the number of the update, from 1.
-    training_seed: the number of the training seed, from 0.
-  """
-  seed = training_seed or None
-  return PolicySpec(family, lam=lam, seed=seed, update=update, rollout=True)
-
-
-def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Planned:
-  """Return the rollouts of one update: one group per task (paper: group size 8).
-
-  Args:
-    config: supplies the size of a group.
-    spec: the policy that samples the rollouts of this update; see `rollout_spec`.
-    tasks: the tasks of the update.
-  """
-  size = config.bopo.group_size
-  # Each update has its own trial numbers, and so its own seeds.
-  first = size * (spec.update - 1)
-  trials = range(first, first + size)
-  seed = spec.seed or 0
-  jobs = [Job(task, "rollout", k, seed) for task in tasks for k in trials]
-  return Planned(spec, jobs)
+  return [Job(task, purpose, k) for task in tasks for k in range(1, count + 1)]
 
 
 def list_evaluation(
@@ -217,20 +145,19 @@ def list_evaluation(
   return [Job(task, split, k) for task in tasks for k in trials]
 
 
-def list_ranks(config: Config) -> list[PolicySpec]:
+def list_ranks(config: Config) -> list[RankSpec]:
   """Return the policies in which one intermediate model always acts."""
-  ranks = range(2, len(config.models.names))
-  return [PolicySpec(ALWAYS, rank=rank) for rank in ranks]
+  return [RankSpec(ALWAYS, rank) for rank in range(2, len(config.models.names))]
 
 
-def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
+def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> Plan:
   """Return the trials in which an intermediate model always acts.
 
   The trials have the same seeds as the trials of both boundaries in the profile.
   """
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
-  return [Planned(spec, jobs) for spec in list_ranks(config)]
+  return dict.fromkeys(list_ranks(config), jobs)
 
 
 def draw_task_batches(
@@ -257,17 +184,24 @@ def draw_task_batches(
 
 
 def list_updates(
-  config: Config, spec: PolicySpec, tasks: Sequence[Task], training_seed: int = 0
-) -> Iterator[Planned]:
+  config: Config, family: str, lam: float, tasks: Sequence[Task], training_seed: int = 0
+) -> Iterator[Rollouts]:
   """Yield the rollouts of each update of a training, without end.
+
+  An update has one group of trials for each of its tasks (paper: group size 8).
 
   Args:
     config: the configuration of the training seed, with its own `seed`.
-    spec: a policy of the family and the cost weight that are trained.
+    family: the family that learns from the rollouts.
+    lam: the cost weight of the training.
     tasks: the tasks to learn from.
     training_seed: the number of the training seed, from 0.
   """
+  size = config.bopo.group_size
   batches = draw_task_batches(tasks, config.bopo.tasks_per_update, config.seed)
   for update, batch in enumerate(batches, 1):
-    rollout = rollout_spec(spec.family, spec.lam, update, training_seed)
-    yield list_rollouts(config, rollout, batch)
+    spec = RolloutSpec(family, lam, training_seed, update)
+    # Each update has its own trial numbers, and so its own seeds.
+    trials = range(size * (update - 1), size * update)
+    jobs = [Job(task, "rollout", k, training_seed) for task in batch for k in trials]
+    yield spec, jobs

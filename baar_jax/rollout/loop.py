@@ -24,7 +24,7 @@ from baar_jax.llms.history import (
   parse_action,
 )
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.rules import Draft, EpisodeBudgets, Policy, StepContext
+from baar_jax.rollout.policy import EpisodeBudgets, Policy, StepContext, play_step
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
@@ -68,7 +68,7 @@ class Running:
   trial: Trial
   live: Live
   env: Env
-  play: Generator[Draft, Decision, Episode]
+  play: Generator[None, Decision, Episode]
   restarts: int = 0
   episode: Episode | None = None
   error: BaseException | None = None
@@ -81,7 +81,7 @@ class Running:
       arrivals: the queue into which this episode is put afterwards.
     """
     try:
-      self.live.draft = self.play.send(decision)
+      self.play.send(decision)
     except StopIteration as end:
       self.episode = end.value
     except BaseException as error:
@@ -249,11 +249,10 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
 
 def play_episode(
   live: Live, env: Env, pair: Pair, policy: Policy, budgets: EpisodeBudgets
-) -> Generator[Draft, Decision, Episode]:
+) -> Generator[None, Decision, Episode]:
   """Play an episode from its reset to its score.
 
-  The generator yields the episode's `draft` when the policy must decide, and receives
-  the decision.
+  The generator yields when the policy must decide, and receives the decision.
 
   Args:
     live: the policy's view of the episode; each step updates it.
@@ -278,7 +277,8 @@ def play_episode(
   stop = ""
   while not stop:
     context = StepContext(live, agents, messages, budgets, env.code_actions)
-    move = yield from policy.act(context)
+    live.draft = None
+    move = yield from play_step(policy, context)
     if move is None:
       stop = "budget"
       break

@@ -6,10 +6,10 @@ A `PolicySpec` says what decides, a `Job` what is played, a `Cap` what may be sp
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
-from baar_jax.episode import SMALL, Call, Step, Task
+from baar_jax.episode import SMALL, Call, Reply, Step, Task
 
 # The seeds of each purpose of episodes start at the number in this table. The
 # configuration limits the number of trials of a purpose, so the ranges of seeds do not
@@ -74,64 +74,25 @@ class Cap:
 class PolicySpec:
   """The specification of a policy: all that its decisions depend on.
 
-  Most parameters belong to one family only; a parameter that the policy does not have
-  is None. The order of the fields is the order of the parameters in `key`.
+  A family with parameters has a subclass with a field for each of them; a parameter
+  that the policy does not have is None.
 
   Attributes:
-    family: the policy's family, a row of the table in rivals/families.py.
-    judge: the model that a zero-shot router asks, with a digest of its settings.
-    lam: the cost weight with which the router was trained.
-    seed: the training seed of a rollout; None for seed 0.
-    update: for a rollout, the training update that learns from the episode. For other
-      episodes, the last update of the router's training.
-    seeds: the number of routers, of different training seeds, that all play as this
-      policy; None for 1.
-    threshold: LARGE is chosen if its probability reaches this value.
-    share: the threshold is set so that LARGE's probability reaches the threshold in
-      this share of stored decisions.
-    cost_weight: units of score that one normalised dollar costs.
-    blind: 1 for a cap-blind policy of a family that also has cap-conditioned ones.
-    p: probability with which a random policy chooses a model costlier than SMALL.
-    mu: units of score that a policy of foresight gives up for the mean dollars of a
-      ticket at which LARGE tries each function once.
-    rank: rank of the model that always acts, from 1.
-    plans: the sampling plans of a policy that follows them; see `take_sampled` in
-      rollout/rules.py.
-    rollout: whether the router samples its decisions, to learn from the episodes.
-    cap_conditioned: whether the policy reads the remaining cap before it decides.
+    family: the policy's family, a name in families/table.py.
     cap: the limits of the policy's episodes.
+    cap_conditioned: whether the policy reads the remaining cap before it decides.
   """
 
   family: str
-  judge: str = ""
-  lam: float | None = None
-  seed: int | None = None
-  update: int | None = None
-  seeds: int | None = None
-  threshold: float | None = None
-  share: float | None = None
-  cost_weight: float | None = None
-  blind: int | None = None
-  p: float | None = None
-  mu: float | None = None
-  rank: int | None = None
-  plans: tuple[SamplePlan, ...] = ()
-  rollout: bool = False
-  cap_conditioned: bool = False
-  cap: Cap = Cap()
+  cap: Cap = dataclasses.field(default=Cap(), kw_only=True)
+  cap_conditioned: bool = dataclasses.field(default=False, kw_only=True)
 
   @property
-  def settings(self) -> dict[str, float]:
-    """Return the policy's parameters by name, without its cap and its plans.
-
-    Parameters that are None are left out, and so is `blind` without a cap.
-    """
-    parameters = dict(vars(self))
-    for name in ("family", "judge", "plans", "rollout", "cap_conditioned", "cap"):
-      del parameters[name]
-    if not self.cap:
-      del parameters["blind"]
-    return {name: value for name, value in parameters.items() if value is not None}
+  def parameters(self) -> dict[str, object]:
+    """Return the parameters of the family that are not None, by name."""
+    shared = {field.name for field in dataclasses.fields(PolicySpec)}
+    values = vars(self).items()
+    return {name: x for name, x in values if name not in shared and x is not None}
 
   @property
   def key(self) -> str:
@@ -140,24 +101,79 @@ class PolicySpec:
     Two different policies never have the same key. Keys are only compared, never
     parsed.
     """
-    settings = self.settings
-    if self.rollout:
-      update = settings.pop("update")
-    pairs = [*settings.items()]
-    for plan in self.plans:
-      pairs.append((plan.kind, plan.count))
+    base = self.family
+    pairs = []
+    for name, value in self.parameters.items():
+      if isinstance(value, str):
+        base += f" {value}"
+      elif isinstance(value, tuple):
+        pairs += [(plan.kind, plan.count) for plan in value]
+      else:
+        pairs.append((name, value))
     if self.cap.calls is not None:
       pairs.append(("K", self.cap.calls))
     if self.cap.usd is not None:
       pairs.append(("usd", self.cap.usd))
     text = ",".join(f"{name}={value:g}" for name, value in pairs)
-    base = f"{self.family} {self.judge}".strip()
-    key = f"{base}({text})" if text else base
-    return f"{key}/{update}" if self.rollout else key
+    return f"{base}({text})" if text else base
 
-  def under(self, cap: Cap) -> "PolicySpec":
+  def under(self, cap: Cap) -> Self:
     """Return the same policy under a cap."""
     return dataclasses.replace(self, cap=cap)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSpec(PolicySpec):
+  """A policy that calls LARGE at random.
+
+  Attributes:
+    p: the probability of a model costlier than SMALL.
+  """
+
+  p: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSpec(PolicySpec):
+  """A policy in which one model always acts.
+
+  Attributes:
+    rank: the rank of the model, from 1.
+  """
+
+  rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledSpec(PolicySpec):
+  """A policy that follows sampling plans; see `take_sampled` in families/rules.py.
+
+  Attributes:
+    plans: the plans, one after the other.
+  """
+
+  plans: tuple[SamplePlan, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutSpec(PolicySpec):
+  """A router that samples its decisions, in one update of its training.
+
+  Attributes:
+    lam: the cost weight of the training.
+    training_seed: the number of the training seed, from 0.
+    update: the number of the update that learns from the episodes, from 1.
+  """
+
+  lam: float
+  training_seed: int
+  update: int
+
+  @property
+  def key(self) -> str:
+    """Return the key of the training, with the number of the update."""
+    seed = f",seed={self.training_seed}" if self.training_seed else ""
+    return f"{self.family}(lam={self.lam:g}{seed})/{self.update}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +283,7 @@ class Live:
     remaining_caps: the remaining cap before each step and before this decision, if a
       program outside a run knows them (decide.py). If empty, they are computed from
       `cap` and `steps`.
+    paid: the reply that was paid for this decision; see `Policy.pay_first`.
     draft: the step that waits for this decision, if more than its observation is known:
       a policy may show its router a proposed action.
     started_s: seconds on a clock when this step began; None if time is simulated.
@@ -279,6 +296,7 @@ class Live:
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
   remaining_caps: Sequence[Cap] = ()
+  paid: Reply | None = None
   draft: Step | None = None
   started_s: float | None = None
 

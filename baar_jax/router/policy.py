@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.qwen2 import softmax
 

@@ -205,7 +205,7 @@ class View:
     return self.encode(title) + self.encode(text, limit)
 
   def encode_proposal(self, step: Step) -> tuple[int, ...]:
-    """Encode the action that a model proposed in a step; see rivals/cascade.py.
+    """Encode the action that a model proposed in a step; see families/cascade.py.
 
     Returns:
       Token ids; none if the text shows no proposal for this step.

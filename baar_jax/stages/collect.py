@@ -1,26 +1,27 @@
-"""Run the stages that collect episodes: setup, profile and references."""
+"""Run the stages setup, profile, references and export."""
 
 import collections
 from pathlib import Path
 
 from baar_jax.envs import base
 from baar_jax.episode import SMALL
+from baar_jax.families.family import load_router
+from baar_jax.families.table import open_with
 from baar_jax.mesh import exchange
-from baar_jax.open import (
+from baar_jax.paper.references import split_by_profile
+from baar_jax.rollout import jobs
+from baar_jax.rollout.jobs import ALWAYS_LARGE, BOPO, SFT
+from baar_jax.router.inputs import learn_vocabulary
+from baar_jax.router.view import adopt_tokenizer
+from baar_jax.router.weights import check_pretrained, save_qwen2
+from baar_jax.run import (
   VOCABULARY,
-  Loader,
+  Run,
   load_profiles,
   load_references,
   load_value_episodes,
   save_vocabulary,
 )
-from baar_jax.paper.references import split_by_profile
-from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ALWAYS_LARGE
-from baar_jax.router.inputs import learn_vocabulary
-from baar_jax.router.view import adopt_tokenizer
-from baar_jax.router.weights import check_pretrained
-from baar_jax.run import Run
 
 
 def setup(run: Run) -> None:
@@ -63,8 +64,7 @@ def profile(run: Run) -> None:
   if config.router.weights:
     check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
-  loader = Loader(run.files(), run.source.live_episodes)
-  run.source.episodes("profile", jobs.list_profile(config, tasks), loader.build)
+  run.play("profile", jobs.list_profile(config, tasks), open_with(run.files()))
   train = load_profiles(run.store, config, "train")
   dev = load_profiles(run.store, config, "dev")
   for task in tasks:
@@ -96,8 +96,7 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
   tasks = split_by_profile(learning, profiles)
-  loader = Loader(run.files(), run.source.live_episodes)
-  run.source.episodes("references", jobs.list_references(config, tasks), loader.build)
+  run.play("references", jobs.list_references(config, tasks), open_with(run.files()))
   trajectories = load_references(run.store, config, profiles)
   update_vocabulary(run)
   # Wait until the main process has written the file.
@@ -134,3 +133,26 @@ def update_vocabulary(run: Run) -> None:
     tasks = {task.id: task for task in run.store.tasks("train")}
     episodes = load_value_episodes(run.store, run.config)
     save_vocabulary(run.dir, learn_vocabulary(tasks, episodes))
+
+
+def export(run: Run) -> None:
+  """Write the first training seed's BoSFT and BoPO routers as Hugging Face directories.
+
+  The directories are <run>/export/sft and, for each `lam`, <run>/export/bopo-lam<lam>.
+  A directory that exists is kept.
+
+  Raises:
+    ValueError: the routers are networks on inputs, or are not trained.
+  """
+  if not run.config.router.weights:
+    problem = "only text routers have Hugging Face's format"
+    raise ValueError(f"{problem}: train with --config.router.weights set")
+  files = run.files()
+  routers = [(SFT, None)]
+  routers += [(BOPO, lam) for lam in run.config.bopo.lam]
+  for family, lam in routers:
+    directory = run.dir / "export" / files.checkpoints(family, lam).name
+    if not directory.exists():
+      model = load_router(files, family, lam)
+      save_qwen2(model, directory, files.tokenizer, run.config.router.dtype)
+    run.print(f"export: {directory}")

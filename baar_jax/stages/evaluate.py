@@ -7,12 +7,20 @@ from pathlib import Path
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config
+from baar_jax.families.conditioned import save_default
+from baar_jax.families.table import (
+  FAMILIES,
+  find_uncapped,
+  list_specs,
+  open_with,
+  require_trained,
+)
 from baar_jax.llms.ledger import read_spent
-from baar_jax.open import Loader, check_trained, load_profiles, save_default
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
+  COMPARED,
   COMPARED_COLUMNS,
   METRICS,
   Evaluation,
@@ -21,19 +29,20 @@ from baar_jax.report.table import (
   run_ledger,
 )
 from baar_jax.report.texts import terminal_table
-from baar_jax.rivals.families import FAMILIES, find_uncapped, list_specs
 from baar_jax.rollout.jobs import (
   BOPO,
   BOUNDARY_KEYS,
-  COMPARED,
   CONDITIONED,
-  Planned,
   list_evaluation,
   new_trials,
 )
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.run import Run
+from baar_jax.run import Run, load_profiles
 from baar_jax.store import BUDGETS, Store
+
+# The label of each family in the report.
+LABELS = {name: family.label for name, family in FAMILIES.items()}
+LABELS[COMPARED] = "BoPO at the same λ"
 
 
 def main(run: Run) -> None:
@@ -42,7 +51,8 @@ def main(run: Run) -> None:
   Their episodes on dev decide which policies are chosen, and which cost weight the
   budget-conditioned router uses by default.
   """
-  specs = run.source.policies(list_specs(run.config), check_trained)
+  require_trained(run)
+  specs = run.source.list_playable(list_specs(run.config))
   _collect(run, specs, "dev")
   choice = choose_on_dev(run.store, specs, run.config)
   if choice.default and run.is_main:
@@ -61,16 +71,14 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
     specs: the policies, in the order of `list_specs`.
     split: "dev" or "test".
   """
-  source = run.source
   for files in run.all_files():
-    loader = Loader(files, source.live_episodes, source.pair, run.store)
     jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
-      title = f"{split} {label_policy(spec, FAMILIES)}"
-      source.episodes(title, [Planned(spec, jobs)], loader.build)
+      title = f"{split} {label_policy(spec, LABELS)}"
+      run.play(title, {spec: jobs}, open_with(files))
 
 
 def _reuse(
@@ -257,7 +265,7 @@ def load_results(
     config=config,
     choice=choice,
     data=load_split(store, choice.entries, config, "test"),
-    families=FAMILIES,
+    labels=LABELS,
     robustness=pd.DataFrame(robustness),
     boundary_usd=pd.DataFrame(
       [(profile.cost_small, profile.cost_large) for profile in profiles],
@@ -278,7 +286,8 @@ def report(run: Run) -> None:
       run.store, config, "train", purpose="robustness", trials=new_trials(count)
     )
   # All processes must open checkpoints together.
-  listed = run.source.policies(list_specs(config), check_trained)
+  require_trained(run)
+  listed = run.source.list_playable(list_specs(config))
   if not run.is_main:
     return
   # The page needs matplotlib, which takes a second to import. Only this stage needs it.

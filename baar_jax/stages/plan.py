@@ -1,8 +1,7 @@
 """Print the remaining work of a run and its expected cost (the dry run)."""
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,15 +9,15 @@ import pandas as pd
 from baar_jax.config import STORED, Config
 from baar_jax.envs import base
 from baar_jax.episode import SPLITS, Task, Usage
+from baar_jax.families.table import list_specs, list_trained
+from baar_jax.families.zero_shot import ZeroShotSpec
 from baar_jax.llms.prices import format_usd, prices_of
-from baar_jax.open import load_profiles
 from baar_jax.paper.references import split_by_profile
-from baar_jax.rivals import families
 from baar_jax.rollout import jobs
-from baar_jax.rollout.conditions import adopt_episodes
-from baar_jax.rollout.jobs import BOUNDARIES, Planned, ProfiledTasks
+from baar_jax.rollout.jobs import BOUNDARIES, Plan, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.weights import check_directory
+from baar_jax.run import adopt_episodes, load_profiles
 from baar_jax.store import Store, read_config
 
 # The next numbers are assumed if a run has no stored episodes (our choice). STEPS
@@ -104,7 +103,8 @@ def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
-    for spec, planned in list_planned(config, store, stage):
+    plans = list_plans(config, store, stage)
+    for spec, planned in itertools.chain(*(plan.items() for plan in plans)):
       stored = store.keys(spec.key)
       missing = [job for job in planned if job.key not in stored]
       calls, usd = estimate(config, outcomes, spec)
@@ -162,7 +162,7 @@ def estimate(
     if spec.family in between:
       between = [spec.family]
     calls, usd = outcomes.loc[between].mean()
-    if spec.judge:
+    if isinstance(spec, ZeroShotSpec):
       (price,) = prices_of(config.baselines.judge)
       usd += calls * price.cost_usd(JUDGED)
   if spec.cap.usd is not None:
@@ -170,7 +170,7 @@ def estimate(
   return calls, usd
 
 
-def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
+def list_plans(config: Config, store: Store, stage: str) -> Iterator[Plan]:
   """Yield the policies of a stage with the episodes that it needs.
 
   The tasks are those that the run has stored. Before the first run, the configured
@@ -186,44 +186,20 @@ def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
     count = getattr(config.env, f"{split}_tasks")
     assumed = [Task(f"{split}-{n}", split, "", 1) for n in range(count)]
     tasks[split] = store.tasks(split) or assumed
-  learning = tasks["train"] + tasks["dev"]
   if stage == "profile":
-    yield from jobs.list_profile(config, learning)
+    yield jobs.list_profile(config, tasks["train"] + tasks["dev"])
   elif stage == "references":
-    yield from jobs.list_references(config, split_tasks(config, store, tasks))
+    yield jobs.list_references(config, split_tasks(config, store, tasks))
   elif stage == "evaluate":
     # Which policies play test is not known before dev is played, so all policies are
     # counted.
-    for split in ("dev", "test"):
-      for spec in families.list_specs(config):
-        for number in range(config.train_seeds):
-          played = jobs.list_evaluation(config, tasks[split], split, number)
-          yield Planned(spec, played)
+    for split, number in itertools.product(("dev", "test"), range(config.train_seeds)):
+      played = jobs.list_evaluation(config, tasks[split], split, number)
+      yield dict.fromkeys(list_specs(config), played)
   else:
-    for spec in families.list_trained(config):
-      family = families.FAMILIES[spec.family]
-      if family.stage == stage and family.learns:
-        yield from list_training(config, spec, tasks)
-
-
-def list_training(
-  config: Config, spec: PolicySpec, tasks: Mapping[str, list[Task]]
-) -> Iterator[Planned]:
-  """Yield the episodes that a training plays, with all training seeds.
-
-  Args:
-    config: the configuration.
-    spec: a policy of the family that is trained.
-    tasks: the tasks by split.
-  """
-  learns = families.FAMILIES[spec.family].learns
-  if isinstance(learns, families.FromStored):
-    yield from learns.list_jobs(config, tasks["train"] + tasks["dev"])
-    return
-  for number in range(spec.seeds or 1):
-    seeded = dataclasses.replace(config, seed=config.seed + number)
-    updates = jobs.list_updates(seeded, spec, tasks["train"], number)
-    yield from itertools.islice(updates, learns.batches * config.bopo.updates)
+    for family in list_trained(config):
+      if family.stage == stage:
+        yield from family.list_training(config, tasks["train"], tasks["dev"])
 
 
 def split_tasks(

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from baar_jax import Router
 from baar_jax.episode import Step
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve import __main__ as serve
 from baar_serve import config as serve_config

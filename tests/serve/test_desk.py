@@ -11,7 +11,8 @@ from prometheus_client import REGISTRY
 from standin_forms import Reply
 
 from baar_jax import Router
-from baar_jax.rollout.rules import RulePolicy
+from baar_jax.conditioned.policy import ConditionedSpec
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_jax.run import Run
 from baar_serve.__main__ import serve
@@ -233,8 +234,9 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
   """routed(**settings): a client whose router picks LARGE at a cost weight below 0.3."""
-  spec = PolicySpec("conditioned", update=3, cost_weight=0.5, cap_conditioned=True)
+  spec = ConditionedSpec("conditioned", 3, None, 0.5, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
+  router.cost_weight = 0.5
   router.cost_weights = (0.1, 0.5)
   monkeypatch.setattr("baar_serve.__main__.open_router", lambda *args: router)
   (tmp_path / "served").mkdir()

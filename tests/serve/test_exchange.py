@@ -12,8 +12,8 @@ from endpoint import ASK, REPLY, assistant, user
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
-from baar_jax.llms.provider import FAILED
-from baar_jax.rollout.rules import RulePolicy
+from baar_jax.llms.ledger import FAILED
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.exchange import Delivery
 from baar_serve.forms.chat_completions import FORM

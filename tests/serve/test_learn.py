@@ -11,7 +11,7 @@ import pytest
 from endpoint import ASK, REPLY, Client, assistant, user
 
 from baar_jax.config import ValueConfig
-from baar_jax.open import load_default
+from baar_jax.families.conditioned import load_default
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.learn import AgentCommand, judge, learn
 from configs import quickstart

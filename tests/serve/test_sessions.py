@@ -8,8 +8,7 @@ import pytest
 from endpoint import ASK, PRICES, USD
 
 from baar_jax.episode import Call, Step, Usage
-from baar_jax.llms.ledger import read_spent
-from baar_jax.llms.provider import FAILED, REPLY
+from baar_jax.llms.ledger import FAILED, REPLY, read_spent
 from baar_jax.rollout.specs import Cap
 from baar_serve import sessions as ledger
 from baar_serve.records import Record, State

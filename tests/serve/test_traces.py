@@ -7,8 +7,8 @@ import tiny
 from recorded import atif, chat, load
 
 from baar_jax.config import ModelsConfig
-from baar_jax.rollout.jobs import ALWAYS_LARGE, Planned
-from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.jobs import ALWAYS_LARGE
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
 from baar_serve import traces
@@ -74,7 +74,7 @@ def test_the_trials_of_clients_are_collected_in_order(run):
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
   for name, policy in zip("aaccacca", ["always-small"] * 4 + ["always-large"] * 4):
     add(run, name, policy)
-  episodes = run.source.episodes("", [Planned(ALWAYS_LARGE, jobs)], Policy)
+  episodes = run.play("", {ALWAYS_LARGE: jobs}, Policy)
   assert [(e.task_id, e.seed) for e in episodes] == [
     ("a", 0),
     ("a", 1),

@@ -11,14 +11,15 @@ all tries. They differ in what they know of a try:
   who reads no text: it heeds only failures and the remaining calls.
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.config import Config
+from baar_jax.config import RECORDED, Config
 from baar_jax.envs.code.adapter import (
   TICKET,
   TRIES,
@@ -28,13 +29,30 @@ from baar_jax.envs.code.adapter import (
   read_recording,
 )
 from baar_jax.episode import SMALL, Usage
+from baar_jax.families.family import Family, cap_each
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.recorded import draw_trial
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
+from baar_jax.run import RouterFiles
 
+# The policies are evaluated with these values of mu.
+WEIGHTS = (0, 0.01, 0.03, 0.1, 0.3, 1)
 CLAIRVOYANT = "clairvoyant"
 KNOWS_FUNCTION = "knows-function"
 SCHEDULE = "schedule"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForesightSpec(PolicySpec):
+  """A policy that knows more than a router.
+
+  Attributes:
+    mu: the units of score that it gives up for the mean dollars of a ticket at which
+      LARGE tries each function once; None under a cap.
+  """
+
+  mu: float | None = None
 
 
 class Chance(NamedTuple):
@@ -88,7 +106,7 @@ def find_best(
   return best
 
 
-class Foresight:
+class Knowledge:
   """Look up in a recording what each policy knows."""
 
   def __init__(self, config: Config):
@@ -105,7 +123,7 @@ class Foresight:
     # As if LARGE tried each function of a ticket once.
     self._unit_usd = TICKET * self._rates(f"{len(self._prices) - 1}").usd
 
-  def make_rule(self, spec: PolicySpec) -> Callable[[Live, PolicySpec], int]:
+  def make_rule(self, spec: ForesightSpec) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of a policy, for `RulePolicy`."""
     solve = functools.lru_cache(1 << 10)(functools.partial(self._solve, spec))
 
@@ -119,7 +137,7 @@ class Foresight:
 
     return choose
 
-  def _solve(self, spec: PolicySpec, task_id: str, seed: int) -> Best:
+  def _solve(self, spec: ForesightSpec, task_id: str, seed: int) -> Best:
     """Solve a trial of a ticket with what a policy knows."""
     ids = [function.id for function in deal(self._functions, task_id)]
     drawn = [draw_trial(task_id, id_, seed, len(self._trials)) for id_ in ids]
@@ -155,3 +173,19 @@ class Foresight:
 def average(outcomes: Sequence[Chance]) -> Chance:
   """Compute the mean of some chances; a path that no training took counts as failed."""
   return Chance(*np.mean(outcomes or [(0.0, 0.0)], axis=0).tolist())
+
+
+class Foresight(Family):
+  """A family of policies that know more than a router, on recordings alone."""
+
+  def points(self, config: Config) -> Iterator[PolicySpec]:
+    """Yield a policy for each mu, and one for each cap on calls."""
+    if config.models.kind == RECORDED:
+      capped = ForesightSpec(self.name, cap_conditioned=True)
+      for mu in WEIGHTS:
+        yield dataclasses.replace(capped, mu=mu)
+      yield from cap_each(config, [capped], is_usd=False)
+
+  def open(self, spec: PolicySpec, files: RouterFiles) -> RulePolicy:
+    """Make a policy that looks up what it knows."""
+    return RulePolicy(spec, Knowledge(files.config).make_rule(spec))

@@ -1,15 +1,19 @@
 """Ask a judge, a language model, which model acts: the zero-shot router."""
 
+import dataclasses
+import hashlib
+import json
 import re
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator, Sequence
 
-from baar_jax.config import RouterConfig
+from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import SMALL, Reply, Reserve, Task
+from baar_jax.families.family import Family, play_each
 from baar_jax.llms.history import Agent
-from baar_jax.rollout.rules import Draft, Move, Policy, StepContext
+from baar_jax.rollout.policy import Move, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.view import View, make_byte_tokenizer
+from baar_jax.run import RouterFiles
 
 # The limits of the judge's prompt, in bytes. They are about 4,096 tokens for the whole
 # prompt, 256 for the description, 32 for an action and 64 for its result (our choice).
@@ -50,24 +54,21 @@ class ZeroShotPolicy(Policy):
     self._judges: dict[Live, Agent] = {}
     self._view = View(LIMITS, make_byte_tokenizer(models), models)
 
-  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
-    """Play a step with the model that the judge names.
+  paid_kind = "judge"
 
-    The judge is not asked if the budgets allow only one model.
-    """
-    # `act` must be a generator, but this policy never waits for other episodes. This
-    # statement yields nothing.
-    yield from ()
-    decision = Decision(SMALL)
-    if len(context.allowed) > 1:
-      start_s = time.monotonic()
-      answer = context.ask(lambda: self._ask_judge(context))
-      if answer:
-        latency_s = time.monotonic() - start_s
-        model = self._read(answer.text)
-        calls = answer.calls("judge")
-        decision = Decision(model, latency_s=latency_s, calls=calls)
-    return context.take(decision)
+  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
+    """Ask the judge, unless the budgets allow only one model."""
+    if last is None and len(context.allowed) > 1:
+      return context.ask(lambda: self._ask_judge(context))
+    return None
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Choose the models that the judges' answers name."""
+    decisions = []
+    for live in ready:
+      model = self._read(live.paid.text)
+      decisions.append(Decision(model, latency_s=live.paid.call.latency_s))
+    return decisions
 
   def _ask_judge(self, context: StepContext) -> Reply:
     """Ask the judge which model should act next."""
@@ -92,3 +93,39 @@ class ZeroShotPolicy(Policy):
     words = self._view.words
     named = set(re.findall(rf"\b({'|'.join(words)})\b", answer))
     return words.index(named.pop()) if len(named) == 1 else SMALL
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotSpec(PolicySpec):
+  """A policy of the zero-shot router.
+
+  Attributes:
+    judge: the model that it asks, with a digest of all settings that the judge's
+      answers depend on.
+  """
+
+  judge: str
+
+
+class ZeroShot(Family):
+  """The zero-shot router, with the judge of the configuration."""
+
+  def points(self, config: Config) -> Iterator[PolicySpec]:
+    """Yield the policy without a cap, and under each cap."""
+    judge = config.baselines.judge
+    settings = (
+      config.models.kind,
+      judge.base_urls,
+      judge.temperature,
+      judge.max_completion_tokens,
+      judge.reasoning_effort,
+      judge.prices,
+    )
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+    name = f"{judge.names[0]} {digest}"
+    return play_each(config, [ZeroShotSpec(self.name, name, cap_conditioned=True)])
+
+  def open(self, spec: PolicySpec, files: RouterFiles) -> ZeroShotPolicy:
+    """Prepare the judge."""
+    judge = files.pair.judge(files.config.baselines.judge)
+    return ZeroShotPolicy(spec, judge, len(files.config.models.names))

@@ -1,19 +1,13 @@
-"""Check which stored episodes are loaded for what, and the file of the value heads."""
+"""Check which of a run's stored episodes are loaded for what (run.py)."""
 
 import itertools
 
-import jax
-import numpy as np
-import pytest
 from tiny import episode
 
-from baar_jax import open
-from baar_jax.conditioned import fit
+from baar_jax import run
 from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.learn.checkpoint import RouterFiles
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, new_trials
-from baar_jax.router.inputs import TERMS, learn_vocabulary
 from baar_jax.store import Store
 
 SMALL, LARGE = BOUNDARY_KEYS
@@ -44,7 +38,7 @@ def test_profiles_have_the_first_trials_and_the_order_of_tasks():
   new = {"purpose": "robustness", "trials": new_trials(3)}
   wanted = (({}, "ba", range(5)), (new, "b", range(5003, 5006)))
   for options, ids, seeds in wanted:
-    profiles = open.load_profiles(store, Config(), "train", **options)
+    profiles = run.load_profiles(store, Config(), "train", **options)
     assert list(profiles) == [*ids]
     for trial in (profiles["b"].small, profiles["b"].large):
       assert [e.seed for e in trial] == [*seeds]
@@ -56,10 +50,10 @@ def test_references_are_chosen_among_the_configured_samples():
   # Both cost the same, so the earlier one counts.
   store.add(episode("a", STRATIFIED, 1010), episode("a", STRATIFIED, 1002))
   config = Config()
-  profiles = open.load_profiles(store, config, "train")
+  profiles = run.load_profiles(store, config, "train")
   for clone_large, key in ((False, (STRATIFIED, 1002)), (True, (LARGE, 0))):
     config.references.clone_large = clone_large
-    chosen = open.load_references(store, config, profiles)["a"]
+    chosen = run.load_references(store, config, profiles)["a"]
     assert (chosen.policy, chosen.seed) == key
 
 
@@ -77,53 +71,5 @@ def test_the_stored_episodes_of_thresholds_and_value_heads():
   plans = SamplePlan("samples", 20, True), SamplePlan("steps", 2, True)
   config = Config(references=ReferencesConfig(plans=plans))
   learnt = first | second | quarters | sample | hard
-  assert keys_of(open.load_threshold_episodes(store, config)) == first | quarters
-  assert keys_of(open.load_value_episodes(store, config)) == learnt | rest
-
-
-def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
-  files = RouterFiles(tmp_path, Config(), mesh=None)
-  episodes = [episode("a", models="SLS")]
-  vocabulary = learn_vocabulary(TASKS, episodes)
-  scale, _ = fit.prepare(vocabulary, TASKS, episodes, 1.0)
-  heads = fit.draw_start(files.config.value, scale, 2, 0)
-  # Five heads read 26 facts, 48 of offers and 48 directions of words.
-  assert heads.nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
-  open.save_heads(files, heads)
-  open.save_vocabulary(tmp_path, vocabulary)
-  texts = np.array('[[], 1.0, {"a": "b"}]')
-  for name, load, written, other in (
-    ("checkpoints/value/value_heads.npz", open.load_heads, heads, {}),
-    ("vocabulary.npz", open.load_vocabulary, vocabulary, texts),
-  ):
-    jax.tree.map(np.testing.assert_array_equal, load(files), written)
-    path = tmp_path / name
-    whole = path.read_bytes()
-    arrays = dict(np.load(path))
-    first = arrays["arr_0"]
-    contents = [b"", whole[:-100]]
-    for changes in (
-      {"arr_0": first * np.nan},
-      {"arr_0": np.array([{}])},  # a pickled object
-      {"arr_3": other},
-      {"foreign": first},
-    ):
-      np.savez(path, **arrays | changes)
-      contents.append(path.read_bytes())
-    for content in contents:
-      path.write_bytes(content)
-      with pytest.raises(ValueError, match=f"{name} .* damaged .*: delete it"):
-        load(files)
-
-
-def test_the_default_weight_is_the_smallest_unless_it_is_stored(tmp_path):
-  files = RouterFiles(tmp_path, Config(), mesh=None)
-  files.config.value.cost_weights = (0.5, 0.25)
-  assert open.load_default(files) == 0.25
-  open.save_default(files, 0.1)
-  assert open.load_default(files) == 0.1
-  path = tmp_path / "checkpoints/value/default.npz"
-  for arrays in ([], [np.nan], ["a"], [[0.1, 0.2]]):
-    np.savez(path, *arrays)
-    with pytest.raises(ValueError, match="default.npz .* damaged .*--stage=evaluate"):
-      open.load_default(files)
+  assert keys_of(run.load_threshold_episodes(store, config)) == first | quarters
+  assert keys_of(run.load_value_episodes(store, config)) == learnt | rest

@@ -1,18 +1,16 @@
-"""Define the interface of policies, one step of an episode, and policies by rule.
+"""Define the interface of policies, and one step of an episode.
 
 An agent is a model in one episode: it answers the conversation so far, and it knows the
-worst case of its next call (llms/history.py). `Policy.act` plays a step up to the
+worst case of its next call (llms/history.py). `play_step` plays a step up to the
 agent's reply. `StepContext` keeps it within the budgets (paper Eq. 9).
 """
 
 import dataclasses
-import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from baar_jax.envs.base import ERROR_WORDS
-from baar_jax.episode import SMALL, Reply, Step
+from baar_jax.episode import SMALL, Reply
 from baar_jax.llms.history import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
@@ -35,9 +33,6 @@ class EpisodeBudgets:
   def reserve(self, usd: float, replayed: bool = False) -> AbstractContextManager:
     """Reserve the worst case of a call in the dollar budgets; see `budget.reserve`."""
     return reserve(self.dollars, self.run, usd, replayed)
-
-
-Draft = Step | None  # See `Live.draft`.
 
 
 class Move(NamedTuple):
@@ -97,18 +92,6 @@ class StepContext:
         models.append(model)
     return models
 
-  def decide(self, draft: Draft = None) -> Generator[Draft, Decision, Decision]:
-    """Wait for the policy's decision.
-
-    If the budgets allow at most one model, nobody has to decide.
-
-    Args:
-      draft: see `Live.draft`.
-    """
-    if len(self.allowed) > 1:
-      return (yield draft)
-    return Decision(SMALL)
-
   def ask(self, call: Callable[[], Reply]) -> Reply | None:
     """Make a call that the decision needs, such as a judge's answer.
 
@@ -161,32 +144,41 @@ class StepContext:
 class Policy:
   """Choose a model for each step of an episode.
 
-  `choose` decides for all ready episodes at once, in the loop's thread. `act` plays one
-  step of one episode in a worker thread. It may call models before the decision.
+  `choose` decides for all ready episodes at once, in the loop's thread.
 
   Attributes:
+    paid_kind: the kind of the calls that `pay_first` makes; see `Call.kind`.
+    cost_weight: the cost weight of an episode that names none; None if the policy has
+      no cost weight.
     cost_weights: the cost weights from which a client may choose for its episode; empty
       if the policy has no such choice.
     spec: the policy's specification.
   """
 
+  paid_kind = ""
+  cost_weight: float | None = None
   cost_weights: Sequence[float] = ()
 
   def __init__(self, spec: PolicySpec):
     """Make a policy from its specification."""
     self.spec = spec
 
-  def act(self, context: StepContext) -> Generator[Draft, Decision, Move | None]:
-    """Play a step up to the reply to act on.
+  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
+    """Pay for a reply that the decision needs, such as a judge's or a proposal.
 
-    The generator yields the episode's `draft` when `choose` must decide, and receives
-    the decision.
+    It is called in a worker thread, before the decision and again after it. By default
+    a policy decides without one.
+
+    Args:
+      context: the step that is played.
+      last: None before the first decision of the step; afterwards the decision and the
+        reply that it brought.
 
     Returns:
-      The decision and the reply; None if the episode's budgets allow no model.
+      The reply that `choose` finds in `Live.paid`. None before the first decision: it
+      is decided without a reply; after a decision: its reply is acted on.
     """
-    decision = yield from context.decide()
-    return context.take(decision)
+    return None
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose a model for each episode that waits for a decision.
@@ -206,6 +198,45 @@ class Policy:
 
     By default there is nothing to compile.
     """
+
+
+def play_step(
+  policy: Policy, context: StepContext
+) -> Generator[None, Decision, Move | None]:
+  """Play a step up to the reply to act on.
+
+  The generator yields when `choose` must decide, and receives the decision. If the
+  budgets allow at most one model, nobody has to decide.
+
+  Returns:
+    The last decision, with the sums of all decisions of the step, and the reply; None
+    if the episode's budgets allow no model.
+  """
+  live = context.live
+  total = Decision(SMALL)
+  move = None
+  while True:
+    paid = policy.pay_first(context, move)
+    if move and not paid:
+      return move
+    live.paid = paid
+    if len(context.allowed) > 1:
+      decision = yield
+      total = decision._replace(
+        cost_usd=total.cost_usd + decision.cost_usd,
+        latency_s=total.latency_s + decision.latency_s,
+        calls=total.calls,
+      )
+    if live.draft:
+      total = total._replace(proposal=live.draft.proposal)
+    move = context.take(total, paid)
+    if move is None:
+      return None
+    total = move.decision
+    if paid and move.reply is not paid:
+      calls = [*paid.calls(policy.paid_kind), *total.calls]
+      total = total._replace(calls=calls)
+      move = Move(total, move.reply)
 
 
 # A function that makes a policy from its specification.
@@ -228,79 +259,3 @@ class RulePolicy(Policy):
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose the model of each episode by the rule."""
     return [Decision(self._rule(live, self.spec)) for live in ready]
-
-
-def take_small(live: Live, spec: PolicySpec) -> int:
-  """Choose SMALL (paper: always-small)."""
-  return SMALL
-
-
-def take_large(live: Live, spec: PolicySpec) -> int:
-  """Choose LARGE (paper: always-large).
-
-  Under a cap on calls, SMALL acts once the cap is spent, so this rule is First-Large.
-  """
-  return live.models - 1
-
-
-def take_large_after_failure(live: Live, spec: PolicySpec) -> int:
-  """Choose LARGE right after a failure, otherwise SMALL (our choice).
-
-  A failure is a word of `ERROR_WORDS` in the first line of the last observation.
-  """
-  if live.steps and ERROR_WORDS.search(live.observation.partition("\n")[0]):
-    return live.models - 1
-  return SMALL
-
-
-def take_rank(live: Live, spec: PolicySpec) -> int:
-  """Choose the model of a fixed rank, counted from 1 (our choice)."""
-  return spec.rank - 1
-
-
-def take_randomly(live: Live, spec: PolicySpec) -> int:
-  """Choose a random model costlier than SMALL with probability p, otherwise SMALL."""
-  return draw_model(live, spec.p)
-
-
-def draw_model(live: Live, p: float) -> int:
-  """Draw a model costlier than SMALL with probability p, otherwise SMALL.
-
-  All models costlier than SMALL are equally probable. The draw depends only on task,
-  seed and step (our choice).
-  """
-  draw = random.Random(f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}")
-  return draw.choice(range(1, live.models)) if draw.random() < p else SMALL
-
-
-def take_sampled(live: Live, spec: PolicySpec) -> int:
-  """Choose the model by the sampling plan to which the trial belongs.
-
-  The trials of a task are numbered through all plans, one plan after the other. Trial k
-  of a plan's N trials chooses as follows:
-
-  - Plan "samples": LARGE with probability k / N at each step (paper: stratified
-    sampling).
-  - Plan "steps": a counter counts the steps so far. If k is odd, LARGE acts until the
-    counter reaches k / (2 N) of the task's `max_steps`, and SMALL acts afterwards. If k
-    is even, SMALL acts first and LARGE afterwards.
-  - Plan "repeats": the same, but the counter counts repeated observations.
-
-  The last two plans are our choice. From these plans the value heads learn the effect
-  of spending early, of spending late or giving up, and of spending once observations
-  repeat. With more than two models, a random model costlier than SMALL takes LARGE's
-  place.
-  """
-  k = live.job.trial
-  for plan in spec.plans:
-    if k <= plan.count:
-      break
-    k -= plan.count
-  if plan.kind == "samples":
-    return draw_model(live, k / plan.count)
-  clock = len(live.steps)
-  if plan.kind == "repeats":
-    observations = [*(step.observation for step in live.steps), live.observation]
-    clock = len(observations) - len(set(observations))
-  is_early = clock < k / (2 * plan.count) * live.task.max_steps
-  return draw_model(live, float(is_early == k % 2))

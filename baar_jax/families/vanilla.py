@@ -14,14 +14,16 @@ Axes: B episodes, S decisions of an episode, A models, G episodes of a group.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.config import BoPOConfig, Config
+from baar_jax.config import VANILLA_BATCHES, BoPOConfig
 from baar_jax.episode import Episode
+from baar_jax.families.family import OnPolicyFamily
 from baar_jax.learn.batches import Batch
 from baar_jax.paper.bopo import (
   Learner,
@@ -33,28 +35,19 @@ from baar_jax.paper.bopo import (
 )
 from baar_jax.paper.losses import action_logp, measure_policy
 from baar_jax.paper.references import Profile, mean_large_usd
-from baar_jax.rollout.jobs import Planned, Source
+from baar_jax.rollout.jobs import Play, Rollouts
+from baar_jax.run import RouterFiles, Run
 
 CLIP = (1 - 0.2, 1 + 0.28)  # DAPO's bounds of the probability ratio.
 EPS = 1e-6  # Added to a group's standard deviation of rewards before a division.
 
 
-def configure(config: Config) -> Config:
-  """Return the settings of vanilla RL: BoPO's, with a learning rate of its own.
-
-  The paper does not state this rate (our choice).
-  """
-  rate = config.bopo.vanilla_learning_rate
-  bopo = dataclasses.replace(config.bopo, learning_rate=rate)
-  return dataclasses.replace(config, bopo=bopo)
-
-
 def vanilla(
-  source: Source,
+  play: Play,
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   learner: Learner,
-  rollouts: Iterable[Planned],
+  rollouts: Iterable[Rollouts],
 ) -> Iterator[Update]:
   """Update a router on full batches of groups that DAPO keeps.
 
@@ -62,7 +55,7 @@ def vanilla(
   episodes if they are as many as a rollout batch; the others wait for the next update.
 
   Args:
-    source: gives the episodes of rollouts.
+    play: gives the episodes of rollouts.
     profiles: the profiles of all training tasks, by task id.
     references: not used by this method.
     learner: the router that learns.
@@ -76,18 +69,18 @@ def vanilla(
   """
   unit_usd = mean_large_usd(profiles.values())
   kept: list[RatedEpisode] = []
-  for planned in rollouts:
-    groups = roll_out(source, learner, planned)
-    rated, metrics = rate(groups, unit_usd, planned.spec.lam)
+  for spec, jobs in rollouts:
+    groups = roll_out(play, learner, spec, jobs)
+    rated, metrics = rate(groups, unit_usd, spec.lam)
     kept += rated
-    size = len(planned.jobs)
+    size = len(jobs)
     steps = 0
     if len(kept) >= size:
       metrics |= learner.learn(kept[:size])
       steps = 1
       kept = kept[size:]
     rolled_out = sum(map(len, groups))
-    yield Update(planned.spec.update, rolled_out, metrics, steps, len(kept))
+    yield Update(spec.update, rolled_out, metrics, steps, len(kept))
 
 
 def rate(
@@ -152,3 +145,20 @@ def dapo_loss(
   gain_BxS = jnp.minimum(ratio_BxS * adv_Bx1, jnp.clip(ratio_BxS, *CLIP) * adv_Bx1)
   loss = -jnp.where(mask_BxS, gain_BxS, 0.0).sum() / batch.episodes
   return {"loss": loss} | measure_policy(logits_BxSxA, logp_BxS, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vanilla(OnPolicyFamily):
+  """Vanilla RL from the router before BoSFT, or from the SFT router."""
+
+  update: ClassVar[Callable] = staticmethod(vanilla)
+  loss: ClassVar[Callable] = staticmethod(dapo_loss)
+  anchored: ClassVar[bool] = False
+  batches: ClassVar[int] = VANILLA_BATCHES
+
+  def configure(self, run: Run, files: RouterFiles) -> RouterFiles:
+    """Set its own learning rate, which the paper does not state (our choice)."""
+    rate = files.config.bopo.vanilla_learning_rate
+    bopo = dataclasses.replace(files.config.bopo, learning_rate=rate)
+    config = dataclasses.replace(files.config, bopo=bopo)
+    return dataclasses.replace(files, config=config)

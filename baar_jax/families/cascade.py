@@ -1,0 +1,125 @@
+"""Let cheaper models propose an action first, and a scorer accept it (FrugalGPT)."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+from baar_jax.episode import SMALL, Episode, Reply, Step
+from baar_jax.families.family import Lesson, RouterFamily, divide, learn_stored
+from baar_jax.learn.batches import Labels
+from baar_jax.llms.history import parse_action
+from baar_jax.rollout.jobs import stratified_spec
+from baar_jax.rollout.policy import Move, StepContext
+from baar_jax.rollout.specs import Decision, Live
+from baar_jax.router.policy import RouterPolicy
+from baar_jax.run import RouterFiles, Run, load_profiles
+
+
+def add_proposals(episode: Episode, models: int) -> Episode:
+  """Mark the actions of all models but the costliest as proposals.
+
+  The result is the episode as a cascade would have played it: each action of a cheaper
+  model is a proposal that was taken.
+
+  Args:
+    episode: an episode that another policy has played.
+    models: number of models; the actions of the costliest one are final.
+  """
+  steps = []
+  for step in episode.steps:
+    proposal = None if step.model == models - 1 else step.action
+    steps.append(dataclasses.replace(step, proposal=proposal))
+  return dataclasses.replace(episode, steps=steps)
+
+
+def _decide_failures(episode: Episode) -> list[int | None]:
+  """Label each step that has a proposal: 1 if the episode fails, else 0."""
+  fails = int(not episode.success)
+  return [None if step.proposal is None else fails for step in episode.steps]
+
+
+# The label of a step with a proposal is 1 if the episode fails, else 0. The answers are
+# to take the proposal, and to ask the next costlier model.
+FAILURES = Labels(_decide_failures, add_proposals, answers=2)
+
+
+class CascadePolicy(RouterPolicy):
+  """Let SMALL propose an action; accept it, or ask the next costlier model.
+
+  A trained router, the scorer, accepts or rejects each proposal. If SMALL's proposal is
+  rejected, an intermediate model proposes next. The action of the costliest allowed
+  model is taken without a decision. A rejected proposal is paid for, because it is
+  billed (our choice).
+  """
+
+  paid_kind = "proposal"
+
+  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
+    """Get the next proposal: SMALL's, then that of each model that is asked.
+
+    The reply of the costliest allowed model is acted on without a decision.
+    """
+    live = context.live
+    proposal = None
+    if last is None:
+      if len(context.allowed) > 1:
+        small = context.agents[SMALL]
+        proposal = context.ask(lambda: small.reply(context.messages, context.number))
+    elif live.paid and last.reply is not live.paid:
+      model = last.decision.model
+      if model != context.allowed[-1]:
+        proposal = last.reply
+        affordable = context.affordable(model)
+        context.allowed = [other for other in affordable if other >= model]
+    if proposal:
+      action = parse_action(proposal.text, context.code_actions) or ""
+      model = proposal.call.model
+      live.draft = Step(live.observation, model, "", proposal=action)
+    return proposal
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Accept or reject the proposal of each waiting episode.
+
+    Returns:
+      A decision for each episode. The proposer's index accepts the proposal. The index
+      of the next costlier model rejects it.
+    """
+    decisions = []
+    for live, decision in zip(ready, super().choose(ready)):
+      model = decision.model + live.draft.model
+      decisions.append(decision._replace(model=model))
+    return decisions
+
+
+class Cascade(RouterFamily):
+  """The cascade, whose scorer learns whether an episode fails (FrugalGPT).
+
+  The scorer asks the next model with the probability that the episode fails if the
+  proposal is taken, uncalibrated (our choice; the paper's score is calibrated).
+  """
+
+  stage: ClassVar[str] = "baselines"
+  labels: ClassVar[Labels] = FAILURES
+  policy: ClassVar[type[RouterPolicy]] = CascadePolicy
+
+  def train(self, run: Run) -> None:
+    """Train the scorer with each training seed.
+
+    It learns from always-SMALL's trials, and from the stratified samples in which
+    another model than the costliest acted.
+    """
+    for files in run.all_files():
+      learn_stored(run, files, self.name, functools.partial(self._prepare, run, files))
+
+  def _prepare(self, run: Run, files: RouterFiles) -> Lesson:
+    """Load the episodes that the scorer learns from."""
+    config = files.config
+    profiles = load_profiles(run.store, config, "train", "dev")
+    episodes = list(itertools.chain(*(p.small for p in profiles.values())))
+    stratified = run.store.episodes(stratified_spec(config).key)
+    episodes += [e for e in stratified if e.task_id in profiles]
+    costliest = len(config.models.names) - 1
+    scored = [e for e in episodes if any(s.model != costliest for s in e.steps)]
+    return divide(run, files, self.name, FAILURES, scored)

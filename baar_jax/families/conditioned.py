@@ -1,0 +1,137 @@
+"""Train and open the budget-conditioned router, and store its value heads (ours)."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from baar_jax.conditioned import fit
+from baar_jax.conditioned.heads import Heads, Nets, Scale
+from baar_jax.conditioned.policy import (
+  ConditionedPolicy,
+  ConditionedSpec,
+  ValueFunction,
+)
+from baar_jax.config import Config
+from baar_jax.families.family import Family, cap_each
+from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
+from baar_jax.llms.prices import open_billing
+from baar_jax.mesh import exchange
+from baar_jax.paper.references import mean_large_usd, profile_tasks
+from baar_jax.router.inputs import StateReader
+from baar_jax.run import RouterFiles, Run, load_value_episodes, load_vocabulary
+
+HEADS = "value_heads.npz"  # The name of the file with the value heads.
+DEFAULT = "default.npz"  # The name of the file with the default cost weight.
+
+
+class Conditioned(Family):
+  """The budget-conditioned router."""
+
+  stage = "value"
+
+  def points(self, config: Config) -> Iterator[ConditionedSpec]:
+    """Yield a policy for each cost weight, if the router is trained.
+
+    Under each cap there is a cap-conditioned and a cap-blind policy for each cost
+    weight.
+    """
+    settings = config.value
+    if settings.updates == 0:
+      return
+    for weight in settings.cost_weights:
+      yield self._name(config, weight)
+    for weight in settings.capped_cost_weights:
+      variants = [self._name(config, weight, reads) for reads in (True, False)]
+      yield from cap_each(config, variants)
+
+  def _name(
+    self, config: Config, cost_weight: float, reads_cap: bool = True
+  ) -> ConditionedSpec:
+    """Name a policy of the router without a cap."""
+    seeds = config.train_seeds if config.train_seeds > 1 else None
+    updates = config.value.updates
+    return ConditionedSpec(
+      self.name, updates, seeds, cost_weight, cap_conditioned=reads_cap
+    )
+
+  def open(self, spec: ConditionedSpec, files: RouterFiles) -> ConditionedPolicy:
+    """Load the value heads."""
+    config = files.config
+    weights = config.value.cost_weights
+    values = ValueFunction(load_heads(files), weights, open_billing(config.models))
+    return ConditionedPolicy(spec, StateReader(load_vocabulary(files)), values)
+
+  def train(self, run: Run) -> None:
+    """Fit the value heads with each training seed.
+
+    Raises:
+      ValueError: a loss is not finite.
+    """
+    config = run.config.value
+    tasks = {task.id: task for task in run.store.tasks("train")}
+    models = len(run.config.models.names)
+    unfitted = []
+    for files in run.all_files():
+      # All processes must agree: either all of them fit the heads, or none does.
+      if not all(exchange((files.checkpoints("value") / HEADS).exists())):
+        unfitted.append(files)
+    if not unfitted:
+      return
+    episodes = load_value_episodes(run.store, run.config)
+    unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+    # All training seeds learn from the same transitions, so they are read once.
+    vocabulary = load_vocabulary(run.files())
+    scale, data = fit.prepare(vocabulary, tasks, episodes, unit_usd)
+    for files in unfitted:
+      seed = files.config.seed
+      heads = fit.draw_start(config, scale, models, seed)
+      with run.progress("value", config.updates, 0, "update") as bar:
+        for done, fitted, loss in fit.fit_heads(heads, data, config, seed):
+          run.log(**files.marks, stage="value", update=done, loss=loss)
+          check_metrics("value", done, {"loss": loss})
+          bar.update(done - bar.n)
+          heads = fitted
+      if run.is_main:
+        save_heads(files, heads)
+      exchange(None)  # Wait until the main process has written the file.
+
+
+def save_heads(files: RouterFiles, heads: Heads) -> None:
+  """Write the value heads of a training."""
+  path = files.checkpoints("value") / HEADS
+  save_arrays(path, *map(np.asarray, jax.tree.leaves(heads)))
+
+
+def load_heads(files: RouterFiles) -> Heads:
+  """Load the value heads of a training.
+
+  Raises:
+    ValueError: the file is missing or damaged.
+  """
+  with open_arrays(files.checkpoints("value") / HEADS, "value") as leaves:
+    # Each of the two networks has three layers of weights and a bias.
+    layers = [*zip(leaves[:12:2], leaves[1:12:2])]
+    return Heads(Nets(layers[:3], layers[3:]), Scale(*leaves[12:]))
+
+
+def save_default(files: RouterFiles, cost_weight: float) -> None:
+  """Write the cost weight that the budget-conditioned router uses by default.
+
+  The file is beside the value heads, and has one number (float64) as NumPy stores it.
+  """
+  path = files.checkpoints("value") / DEFAULT
+  save_arrays(path, np.array(cost_weight))
+
+
+def load_default(files: RouterFiles) -> float:
+  """Load the default cost weight; without the file it is the smallest one.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  path = files.checkpoints("value") / DEFAULT
+  if not path.exists():
+    return min(files.config.value.cost_weights)
+  with open_arrays(path, "evaluate") as arrays:
+    return float(np.array(*arrays))

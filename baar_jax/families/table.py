@@ -1,0 +1,132 @@
+"""List every policy family, and the policies that a configuration evaluates.
+
+The dry run, the stages and the report take all families from `FAMILIES`. To add a rule,
+write its function and a row in rules.py. To add a rival that learns, write its file and
+a row here.
+"""
+
+from baar_jax.config import RECORDED, STORED, ZERO_SHOT, Config, ablate, require
+from baar_jax.families.cascade import Cascade
+from baar_jax.families.conditioned import Conditioned
+from baar_jax.families.family import Family
+from baar_jax.families.foresight import (
+  CLAIRVOYANT,
+  KNOWS_FUNCTION,
+  SCHEDULE,
+  Foresight,
+)
+from baar_jax.families.paper import Ablation, BoPO, BoSFT
+from baar_jax.families.rules import RULES
+from baar_jax.families.single_turn import SingleTurn
+from baar_jax.families.vanilla import Vanilla
+from baar_jax.families.zero_shot import ZeroShot
+from baar_jax.rollout import jobs
+from baar_jax.rollout.policy import Build
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.run import RouterFiles, Run
+
+ROWS = [
+  *RULES,
+  Foresight(CLAIRVOYANT, "clairvoyant"),
+  Foresight(KNOWS_FUNCTION, "knows the function"),
+  Foresight(SCHEDULE, "best schedule"),
+  ZeroShot(ZERO_SHOT, "zero-shot router", is_rival=True),
+  Conditioned(jobs.CONDITIONED, "budget-conditioned router"),
+  BoSFT(jobs.SFT, "BoSFT"),
+  BoPO(jobs.BOPO, "BoPO"),
+  Cascade("cascade", "cascade", is_rival=True),
+  SingleTurn("single-turn", "single-turn classifier", is_rival=True),
+  Vanilla(jobs.VANILLA, "vanilla RL", is_rival=True, from_sft=False),
+  Vanilla("vanilla-sft", "vanilla RL from BoSFT", is_rival=True),
+  Ablation("no-stratified", "no stratified sampling"),
+  Ablation("no-reference", "no reference advantage"),
+  Ablation("no-hard-bonus", "no hard bonus"),
+]
+FAMILIES = {family.name: family for family in ROWS}
+
+
+def list_families(config: Config) -> list[Family]:
+  """Return the families of a run: rivals only if the configuration names them."""
+  rivals = config.baselines.rivals
+  return [row for row in ROWS if not row.is_rival or row.name in rivals]
+
+
+def list_specs(config: Config) -> list[PolicySpec]:
+  """Return all policies to evaluate, in the order of `FAMILIES`.
+
+  Policies of the same router are adjacent.
+  """
+  specs = {}
+  for family in list_families(config):
+    for spec in family.points(config):
+      # Values that are equal in six digits give the same key, and so are one policy.
+      specs[spec.key] = spec
+  return [*specs.values()]
+
+
+def list_trained(config: Config) -> list[Family]:
+  """Return the families that learn and are evaluated."""
+  families = [family for family in list_families(config) if family.stage]
+  return [family for family in families if [*family.points(config)]]
+
+
+def open_with(files: RouterFiles) -> Build:
+  """Return a function that opens policies with the routers of a training seed."""
+  return lambda spec: FAMILIES[spec.family].open(spec, files)
+
+
+def train(run: Run, stage: str) -> None:
+  """Train the families of a stage, unless that was done."""
+  for family in list_trained(run.config):
+    if family.stage == stage:
+      run.require("references")
+      family.train(run)
+  run.store.finish(stage)
+
+
+def require_trained(run: Run) -> None:
+  """Raise an error unless all trainings have ended; a recorded run needs none.
+
+  Raises:
+    ValueError: a training has not ended.
+  """
+  if run.config.env.kind != STORED:
+    for family in list_trained(run.config):
+      run.require(family.stage)
+
+
+def check_baselines(config: Config) -> None:
+  """Check the names of rivals, and that each ablation changes the configuration.
+
+  Raises:
+    ValueError: a rival is not in `FAMILIES` or needs value heads that are not trained,
+      or the configuration already lacks the part that an ablation leaves out.
+  """
+  baselines = config.baselines
+  names = sorted(family.name for family in ROWS if family.is_rival)
+  are_rivals = {*names}.issuperset(baselines.rivals)
+  require(are_rivals, "baselines.rivals", f"some of {', '.join(names)}")
+  has_judge = ZERO_SHOT not in baselines.rivals or config.models.kind != RECORDED
+  require(has_judge, "baselines.rivals", f"without {ZERO_SHOT} with recorded models")
+  for name in baselines.ablations:
+    requirement = f"without {name}: this configuration leaves that part out already"
+    require(ablate(config, name) != config, "baselines.ablations", requirement)
+
+
+def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
+  """Find the uncapped policy that acts like a capped policy until the cap is spent.
+
+  The evaluation reuses the uncapped policy's episodes if they stay within the cap.
+
+  Args:
+    spec: the capped policy.
+
+  Returns:
+    The policy; None if `spec` is cap-conditioned or has no cap on calls. A cap on
+    dollars alone also gives None, because stored episodes lack the reservations.
+  """
+  if spec.cap.calls is None or spec.cap_conditioned:
+    return None
+  if spec.family == jobs.FIRST_LARGE:
+    return jobs.ALWAYS_LARGE
+  return spec.under(Cap())

@@ -1,0 +1,64 @@
+"""Check the files of the budget-conditioned router and of the vocabulary."""
+
+import jax
+import numpy as np
+import pytest
+from tiny import episode
+
+from baar_jax import run
+from baar_jax.conditioned import fit
+from baar_jax.config import Config
+from baar_jax.episode import Task
+from baar_jax.families import conditioned
+from baar_jax.router.inputs import TERMS, learn_vocabulary
+from baar_jax.run import RouterFiles
+
+TASKS = {id_: Task(id_, "train", "do it", 9) for id_ in ("b", "a", "one", "other")}
+
+
+def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
+  files = RouterFiles(tmp_path, Config(), mesh=None)
+  episodes = [episode("a", models="SLS")]
+  vocabulary = learn_vocabulary(TASKS, episodes)
+  scale, _ = fit.prepare(vocabulary, TASKS, episodes, 1.0)
+  heads = fit.draw_start(files.config.value, scale, 2, 0)
+  # Five heads read 26 facts, 48 of offers and 48 directions of words.
+  assert heads.nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
+  conditioned.save_heads(files, heads)
+  run.save_vocabulary(tmp_path, vocabulary)
+  texts = np.array('[[], 1.0, {"a": "b"}]')
+  for name, load, written, other in (
+    ("checkpoints/value/value_heads.npz", conditioned.load_heads, heads, {}),
+    ("vocabulary.npz", run.load_vocabulary, vocabulary, texts),
+  ):
+    jax.tree.map(np.testing.assert_array_equal, load(files), written)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    arrays = dict(np.load(path))
+    first = arrays["arr_0"]
+    contents = [b"", whole[:-100]]
+    for changes in (
+      {"arr_0": first * np.nan},
+      {"arr_0": np.array([{}])},  # a pickled object
+      {"arr_3": other},
+      {"foreign": first},
+    ):
+      np.savez(path, **arrays | changes)
+      contents.append(path.read_bytes())
+    for content in contents:
+      path.write_bytes(content)
+      with pytest.raises(ValueError, match=f"{name} .* damaged .*: delete it"):
+        load(files)
+
+
+def test_the_default_weight_is_the_smallest_unless_it_is_stored(tmp_path):
+  files = RouterFiles(tmp_path, Config(), mesh=None)
+  files.config.value.cost_weights = (0.5, 0.25)
+  assert conditioned.load_default(files) == 0.25
+  conditioned.save_default(files, 0.1)
+  assert conditioned.load_default(files) == 0.1
+  path = tmp_path / "checkpoints/value/default.npz"
+  for arrays in ([], [np.nan], ["a"], [[0.1, 0.2]]):
+    np.savez(path, *arrays)
+    with pytest.raises(ValueError, match="default.npz .* damaged .*--stage=evaluate"):
+      conditioned.load_default(files)
