@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from baar_jax.mesh import exchange
 from baar_jax.router.qwen2 import check_finite
 
+LOGGERS = ("absl", "asyncio")  # the loggers that Orbax writes to
 SAVE_EVERY_S = 600  # the seconds between two checkpoints, if updates take long
 
 
@@ -53,6 +54,13 @@ class Checkpoints:
       create: whether to make the directory if it is missing.
     """
     self.directory = directory.absolute()
+    # Orbax raises each error, and its threads also log it with a traceback. These logs
+    # are hidden until the directory is closed, or for good once a write has failed,
+    # because such threads may end later.
+    self._failed = False
+    self._hide = lambda record: False
+    for name in LOGGERS:
+      logging.getLogger(name).addFilter(self._hide)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
     self._manager = ocp.CheckpointManager(self.directory, options=options)
     self._saved_s = monotonic()
@@ -133,6 +141,9 @@ class Checkpoints:
     """
     with self.explain(WRITING):
       self._manager.close()
+    if not self._failed:
+      for name in LOGGERS:
+        logging.getLogger(name).removeFilter(self._hide)
 
   def _read(self, items: Mapping) -> dict:
     """Read named items of the newest checkpoint, and check their numbers."""
@@ -155,25 +166,19 @@ class Checkpoints:
       problem: `READING` or `WRITING`.
     """
     try:
-      with hide_noise():
+      with hide_coroutines():
         yield
     except Exception as error:
+      self._failed |= problem is WRITING
       reason = textwrap.shorten(str(error) or repr(error), 250)
       raise ValueError(problem.format(self.newest, reason)) from error
 
 
 @contextlib.contextmanager
-def hide_noise() -> Iterator[None]:
-  """Hide what Orbax prints beside an error that it raises.
-
-  It logs the error with a traceback, and a failed read or save leaves coroutines, whose
-  end Python reports.
-  """
-  loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+def hide_coroutines() -> Iterator[None]:
+  """Hide what Python reports of the coroutines that a failed read or save leaves."""
   hook = sys.unraisablehook
   sys.unraisablehook = lambda unraisable: None
-  for logger in loggers:
-    logger.addFilter(_drop)
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     try:
@@ -184,13 +189,6 @@ def hide_noise() -> Iterator[None]:
       raise
     finally:
       sys.unraisablehook = hook
-      for logger in loggers:
-        logger.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-  """Refuse a line of a log."""
-  return False
 
 
 class ParameterFile:
