@@ -73,6 +73,8 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
     len(choices) * 2.0,
   )
   assert step.proposal == "go 0"
+  # Under these caps a budget has decided in the end.
+  assert (step.logp is None) == bool(cap)
   # A proposal of M2 counts as a call, also if it is not taken.
   assert episode.large_calls == step.model == acted
 

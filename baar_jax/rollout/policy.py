@@ -220,13 +220,14 @@ def play_step(
     if move and not paid:
       return move
     live.paid = paid
+    decision = Decision(SMALL)
     if len(context.allowed) > 1:
       decision = yield
-      total = decision._replace(
-        cost_usd=total.cost_usd + decision.cost_usd,
-        latency_s=total.latency_s + decision.latency_s,
-        calls=total.calls,
-      )
+    total = decision._replace(
+      cost_usd=total.cost_usd + decision.cost_usd,
+      latency_s=total.latency_s + decision.latency_s,
+      calls=total.calls,
+    )
     if live.draft:
       total = total._replace(proposal=live.draft.proposal)
     move = context.take(total, paid)
