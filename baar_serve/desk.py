@@ -367,6 +367,7 @@ class Desk:
       large_calls=purse.large_calls,
       left_usd=left.usd,
       left_large_calls=left.calls,
+      last_turn_usd=purse.aside_usd,
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
       refusals=self._sessions.count_refusals(purse),

@@ -29,6 +29,15 @@ from baar_serve.settings import CALL_IDS, Change, find_change, fit_ids
 LEAST_REPLY = 256
 # The most changes of one call that a model may ask for (our choice).
 MOST_CHANGES = 5
+# The tokens by which the prompt may grow between the call before the last turn and this
+# turn, the limit on its reply (both our choice), and the tokens of the choice "none".
+GROWTH = 16_384
+LAST_REPLY = 1024
+CHOICE_TOKENS = 64
+LAST_NOTE = (
+  "(The budget of this task ends with your next reply. Call no tool: hand back what "
+  "there is.)"
+)
 # The warning to a client that may have rewritten the replies of this server.
 FOREIGN = (
   "None of the replies in this history is of this server, so a new conversation began, "
@@ -121,6 +130,8 @@ class ClientCall:
     bound_tokens: an upper bound on the tokens of the prompt.
     prepared: what each model would be asked; empty before the first look at budgets.
     note: what the model is told of the caps; "" is nothing.
+    is_last: whether it is the last turn of its session, without a call of a tool.
+    aside_usd: the US dollars that stay set aside for the last turn.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
   """
@@ -145,6 +156,8 @@ class ClientCall:
     self.prepared: list[Prepared] = []
     self.offers: list[Offer] = []
     self.note = ""
+    self.is_last = False
+    self.aside_usd = 0.0
     self.prefix: tuple[int, str] | None = None
 
   def write_steps(self) -> list[Step]:
@@ -161,19 +174,29 @@ class ClientCall:
     The client's own messages stay as they are, so that the conversation is known again.
     """
     left = self.purse.remaining_caps
-    if not share or not self.conversation or self.purse.used_share < share:
+    is_late = share and self.conversation and self.purse.used_share >= share
+    if self.is_last or not is_late:
       return
     amounts = []
     if left.usd is not None:
       amounts.append(f"${left.usd:.4f}")
     if left.calls is not None:
       amounts.append(f"{left.calls} calls of the larger model")
-    note = f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)"
-    noted = self.form.add_note(self.body, note)
+    self.tell(f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)")
+
+  def tell(self, note: str) -> None:
+    """Add a note to the newest message, in place of one before."""
+    noted = self.form.add_note(self.request.body, note)
     if noted:
+      self.bound_tokens += len(note.encode()) - len(self.note.encode())
       self.note = note
       self.body = noted
-      self.bound_tokens += len(note.encode())
+
+  def begin_last_turn(self) -> None:
+    """Let the model hand back what there is, at the end of a session's cap."""
+    self.is_last = True
+    self.tell(LAST_NOTE)
+    self.prepared = []
 
   def write_body(self, model: int) -> dict:
     """Return the body without the reasoning up to the last reply of another model.
@@ -226,6 +249,7 @@ class Prepared(NamedTuple):
     is_ours: whether neither the client nor the configuration sets the limit.
     token_usd: the worst case of each token of the reply's limit.
     fits_window: whether the prompt is expected to fit the model's window.
+    aside_usd: the worst case of a last turn after this call in US dollars.
   """
 
   request: dict
@@ -235,6 +259,7 @@ class Prepared(NamedTuple):
   prompt_usd: float
   token_usd: float
   fits_window: bool
+  aside_usd: float
 
   def offer(self, room_usd: float) -> "Offer":
     """Shrink the limit on the reply to what the budgets have room for."""
@@ -308,6 +333,10 @@ class Upstream(Client):
       if path == form.path:
         request = change.apply(request)
     prompt = self._bound_prompt(call, request)
+    prompt_tokens = prompt.tokens
+    if call.is_last:
+      request = form.forbid_tools(request)
+      prompt_tokens += CHOICE_TOKENS
     most = form.find_limit(request) or config.max_reply_tokens
     is_ours = not most
     if most and self.limits.is_known:
@@ -321,9 +350,10 @@ class Upstream(Client):
       least,
       most,
       is_ours,
-      self.bound_usd(request, prompt.tokens, 0),
+      self.bound_usd(request, prompt_tokens, 0),
       self.bound_usd(request, 0, 1),
       prompt.expected_tokens + least <= self.limits.context_tokens,
+      self.bound_usd(request, prompt_tokens + GROWTH, min(LAST_REPLY, most)),
     )
 
   def _bound_prompt(self, call: "ClientCall", request: dict) -> "PromptBound":
