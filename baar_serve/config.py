@@ -103,6 +103,8 @@ class ServeConfig:
     traces: File or directory that `python -m baar_serve.traces` reads.
     scores: JSON file with the scores of these sessions, by the name of a session or a
       task; "" has none.
+    rivals: Endpoints of other routers that `python -m baar_serve.learn` compares, such
+      as "auto=http://127.0.0.1:9000/v1": the model name and the base URL.
     models: The models that answer.
   """
 
@@ -129,6 +131,7 @@ class ServeConfig:
   max_sessions: int = positive(256, 100_000)
   traces: str = ""
   scores: str = ""
+  rivals: tuple[Annotated[str, Field(pattern=r"^[^=]+=https?://\S+$")], ...] = ()
   models: UpstreamsConfig = Field(default_factory=UpstreamsConfig)
 
 

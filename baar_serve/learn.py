@@ -5,6 +5,7 @@ python -m baar_serve.learn --agent="python my_agent.py" --tasks=tasks.txt --max_
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import re
@@ -23,19 +24,22 @@ import httpx2
 import numpy as np
 from absl import flags
 
-from baar_jax.episode import SPLITS
-from baar_jax.open import load_default, save_default
+from baar_jax.episode import SPLITS, Episode
+from baar_jax.open import save_default, save_vocabulary
 from baar_jax.report.table import load_split
 from baar_jax.rollout.jobs import BOUNDARIES
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.router.inputs import learn_vocabulary
 from baar_jax.run import Run
-from baar_jax.stages import collect, evaluate, train
+from baar_jax.stages import evaluate, train
 from baar_jax.store import require_file
+from baar_serve import again, rival
 from baar_serve.__main__ import build, make_server
 from baar_serve.app import App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT
-from baar_serve.episodes import SPLIT_OF, name_task
-from baar_serve.plan import MIXES, Need, list_needs, list_router_specs
+from baar_serve.episodes import SPLIT_OF, client_specs, name_task
+from baar_serve.plan import MIXES, Need, has_router, list_needs, list_router_specs
 
 AT_ONCE = 4  # The number of sessions that are played at the same time.
 # The keys of an agent that has none; the endpoint needs no key.
@@ -59,7 +63,13 @@ class AgentCommand(NamedTuple):
   timeout_s: float = TIMEOUT_S
 
 
-def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -> None:
+def learn(
+  config: ServeConfig,
+  agent: AgentCommand,
+  path: str,
+  max_usd: float,
+  is_again: bool = False,
+) -> None:
   """Play what is missing, train the router, choose its default, and report.
 
   The run's stored sessions are the only state, so a command that was killed goes on.
@@ -68,6 +78,7 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
     agent: the agent that plays the tasks.
     path: the file with a task on each line.
     max_usd: the most US dollars of all sessions together.
+    is_again: whether to train a trained router again.
 
   Raises:
     ValueError: a flag is missing or wrong, a session cannot be scored, or `max_usd` is
@@ -82,6 +93,8 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
         f"least {len(SPLIT_OF)} different tasks, one on each line, and set --max_usd "
         "above 0."
       )
+  for route in config.rivals:
+    rival.check_answers(route)
   config = dataclasses.replace(
     config,
     policy=COLLECT,
@@ -92,22 +105,66 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
     max_total_usd=max_usd,
   )
   for split in SPLITS:
-    with contextlib.closing(open_run(config)) as run:
+    with contextlib.closing(open_run(config)) as served:
+      run = served
       for name in names:
         name_task(run.store, name, "", run.config.env.max_steps)
+      if is_again:
+        run = again.begin(served)
       for _ in range(MIXES):
-        needs = list_needs(run, split)
-        if agent.command and needs:
-          play_all(config, run, needs, agent)
-      if split == "train":
-        collect.update_vocabulary(run)
-        run.store.finish("references")
-        train.value(run)
+        needs = [need for need in list_needs(run, split) if need.task.id in names]
+        if needs:
+          play_all(config, served, needs, agent)
+      if split == "train" and not has_router(run):
+        episodes = list_sessions(run)
+        mark = f"trained on {len(episodes)} sessions"
+        if is_again and run.store.finished(mark):
+          raise ValueError(
+            f"{run.dir.parent} has no new session: its router was {mark}. "
+            "Leave out --again."
+          )
+        fit(run, episodes)
+        run.store.finish(mark)
       elif split == "dev":
         choose(run)
-      else:
-        evaluate.report(run)
-        run.print(judge(run))
+      elif split == "test":
+        lines = []
+        for route in config.rivals:
+          needs = rival.list_rival_needs(run, route)
+          needs = [need for need in needs if need.task.id in names]
+          if needs:
+            play_all(config, served, needs, agent, route)
+          lines.append(compare(run, rival.find_spec(route)))
+        lines.append(judge(run))
+        if is_again:
+          lines.append(again.settle(served, run))
+  with contextlib.closing(open_run(config)) as run:
+    evaluate.report(run)
+    run.print("\n".join(lines))
+
+
+def list_sessions(run: Run) -> list[Episode]:
+  """List the sessions of training tasks that have texts, of whatever policy."""
+  tasks = {task.id for task in run.store.tasks("train")}
+  keys = [spec.key for spec in client_specs(run.config).values()]
+  episodes = []
+  for key in dict.fromkeys([*keys, *run.store.table().policy]):
+    for episode in run.store.episodes(key):
+      has_texts = any(step.observation or step.action for step in episode.steps)
+      if episode.task_id in tasks and has_texts:
+        episodes.append(episode)
+  return episodes
+
+
+def fit(run: Run, episodes: Sequence[Episode]) -> None:
+  """Train the router of a run on sessions of training tasks."""
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  run.dir.mkdir(exist_ok=True)
+  settings = json.dumps(dataclasses.asdict(run.config), indent=2)
+  (run.dir / again.CONFIG).write_text(settings)
+  save_vocabulary(run.dir, learn_vocabulary(tasks, episodes))
+  run.store.finish("references")
+  train.value(run, lambda *_: episodes)
 
 
 def choose(run: Run) -> None:
@@ -124,9 +181,8 @@ def judge(run: Run) -> str:
   The line names one only if the scores settle it: the router's, unless it is shown to
   score less than always-LARGE.
   """
-  weight = load_default(run.files())
-  routers = [x for x in list_router_specs(run.config) if x.cost_weight == weight]
-  data = load_split(run.store, [*BOUNDARIES, *routers], run.config, "test")
+  specs = [*BOUNDARIES, again.find_default(run)]
+  data = load_split(run.store, specs, run.config, "test")
   _, large_N, router_N = data.per_task("score").to_numpy()
   gain = measure_gain(router_N - large_N)
   verdict = "serve baar:large" if gain.mean < -gain.half else "serve baar"
@@ -138,6 +194,19 @@ def judge(run: Run) -> str:
   return (
     f"Verdict: {verdict}. The router's score against always-LARGE's: "
     f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks."
+  )
+
+
+def compare(run: Run, spec: PolicySpec) -> str:
+  """Compare the router with a rival, on the held-out tests."""
+  specs = [*BOUNDARIES, again.find_default(run), spec]
+  data = load_split(run.store, specs, run.config, "test")
+  *_, router_N, rival_N = data.per_task("score").to_numpy()
+  *_, router_usd, rival_usd = data.mean(["cost_usd"]).cost_usd
+  gain = measure_gain(router_N - rival_N)
+  return (
+    f"Against {spec.family}: score {gain.mean:+.3f} ± {gain.half:.3f}, "
+    f"${router_usd:.6f} a test and ${rival_usd:.6f}."
   )
 
 
@@ -187,17 +256,26 @@ def serving(app: App) -> Iterator[str]:
 
 
 def play_all(
-  config: ServeConfig, run: Run, needs: Sequence[Need], agent: AgentCommand
+  config: ServeConfig,
+  run: Run,
+  needs: Sequence[Need],
+  agent: AgentCommand,
+  route: str = "",
 ) -> None:
   """Play and score sessions, a few at once.
 
   A session that a killed command has left open is renamed, so that it is played from
   its beginning; its dollars stay in the ledger.
 
+  Args:
+    needs: the sessions.
+    route: the rival that answers; "" are the models.
+
   Raises:
     ValueError: a session cannot be scored, or the next one could exceed the dollars.
   """
   app = build(config, run)
+  answering = rival.seat(app.exchange, route) if route else None
   rename = "UPDATE purses SET name = name || '-stopped-' || id WHERE name = ?"
   for need in needs:
     app.exchange.sessions.commit((rename, (need.session,)))
@@ -219,7 +297,11 @@ def play_all(
           f"--max_usd={budget.limit_usd:g} has ${left_usd:.4f} left, and {AT_ONCE} "
           f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
         )
-      costs_usd.append(play_session(config, run, url, agent, need))
+      try:
+        costs_usd.append(play_session(config, run, url, agent, need))
+      finally:
+        if answering and answering.problem:
+          raise ValueError(answering.problem)
 
     for _ in threads.map(play, needs):
       bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
@@ -303,13 +385,19 @@ def command() -> None:
   flags.DEFINE_string("agent", "", "Command that plays the task in BAAR_TASK.")
   flags.DEFINE_float("agent_timeout_s", TIMEOUT_S, "Seconds of a session.", 0.0)
   flags.DEFINE_string("tasks", "", "File with a task on each line.")
+  flags.DEFINE_bool("again", False, "Train a trained router again.")
+  flags.DEFINE_bool("rollback", False, "Serve the router before the newest one.")
   flags.DEFINE_float("max_usd", 0.0, "Most US dollars of all sessions.", 0.0)
   values = flags.FLAGS
 
   def start(config: ServeConfig) -> None:
     """Learn with the flags of the command line."""
     agent = AgentCommand(values.agent, values.agent_timeout_s)
-    learn(config, agent, values.tasks, values.max_usd)
+    if values.rollback:
+      with contextlib.closing(open_run(config)) as run:
+        again.roll_back(run)
+      return
+    learn(config, agent, values.tasks, values.max_usd, values.again)
 
   run_command(start)
 

@@ -335,7 +335,7 @@ class RoutedCall:
       count = call.body.get("n") or 1
       is_cut = self.offer.is_sent and len(meter.cut) == count
       most_tokens = count * self.offer.reply_tokens * is_cut
-      bill = meter.bill(upstream.price, bill.usd, most_tokens)
+      bill = upstream.bill(meter, bill.usd, most_tokens)
     if bill.problem:
       problem = f"error: {upstream.name} counts as ${bill.usd:.6f}. {bill.problem}"
       print(problem, file=sys.stderr)

@@ -14,6 +14,7 @@ from baar_jax.llms.provider import UNREADABLE, Outcome, clean, read_error
 from baar_serve.client import Client, Stream, Whole
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, drop_reasoning, pick_headers
+from baar_serve.meter import AnswerMeter, Bill
 from baar_serve.records import Conversation, Purse
 from baar_serve.request import (
   PASSED_HEADERS,
@@ -438,6 +439,10 @@ class Upstream(Client):
       except MALFORMED:
         answer = UNREADABLE
     return answer
+
+  def bill(self, meter: AnswerMeter, worst_case_usd: float, most_tokens: int) -> Bill:
+    """Compute the dollars of an answer; see `AnswerMeter.bill`."""
+    return meter.bill(self.price, worst_case_usd, most_tokens)
 
   def list_changes(self) -> list[dict]:
     """List what the model has never taken, and what is sent in its place."""

@@ -46,6 +46,8 @@ SEEN = {
 ELSEWHERE = {
   "adapter.oracle",
   "adapter.start",
+  "again.begin",
+  "again.roll_back",
   "app._check_client",
   "app._find_purse",
   "app.answer",
@@ -72,6 +74,7 @@ ELSEWHERE = {
   "request.read",
   "request.read_body",
   "responses._find",
+  "rival.check_answers",
   "routed._refuse",
   "routed.ask",
   "routed.find_affordable",

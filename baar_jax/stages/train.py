@@ -68,7 +68,7 @@ class Lesson(NamedTuple):
   labels: Labels = ACTED
 
 
-def value(run: Run) -> None:
+def value(run: Run, load: Callable = load_value_episodes) -> None:
   """Fit the value heads of the budget-conditioned router with each training seed.
 
   Raises:
@@ -87,7 +87,7 @@ def value(run: Run) -> None:
       unfitted.append(files)
   if not unfitted:
     return
-  episodes = load_value_episodes(run.store, run.config)
+  episodes = load(run.store, run.config)
   unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
   # All training seeds learn from the same transitions, so they are read once.
   vocabulary = load_vocabulary(run.files())

@@ -1,19 +1,26 @@
 """Test that one command plays an agent, trains, and goes on after it was killed."""
 
+import contextlib
 import dataclasses
 import itertools
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import httpx2
 import pandas as pd
 import pytest
+import standin
 from endpoint import ASK, REPLY, Client, assistant, user
+from standin import StandIn
 
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
+from baar_serve.again import find_default, roll_back
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import AgentCommand, judge, learn
+from baar_serve.episodes import name_task
+from baar_serve.learn import AgentCommand, compare, judge, learn, play_all
+from baar_serve.rival import find_spec, list_rival_needs
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -140,6 +147,116 @@ def test_what_cannot_be_scored_stops_the_command(
     learn(config, AgentCommand(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
 
 
+def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypatch):
+  """Of six tasks, the fourth is the test. The routers score 0.5, 0.4 and 0.6 in it."""
+  scores = {}
+
+  def play(config, run, url, agent, need):
+    messages = [user(f"Play {need.task.id}.")]
+    for _ in range(2):
+      place = f"{url}/s/{need.session}/v1/chat/completions"
+      httpx2.post(
+        place, json={"model": "baar", "messages": messages}
+      ).raise_for_status()
+      messages += [assistant(REPLY), user("On.")]
+    score = scores["router"] if need.selected.rule == "router" else 0.5
+    body = {"score": score, "task": need.task.id}
+    httpx2.post(f"{url}/v1/sessions/{need.session}/score", json=body)
+    return 0.0
+
+  def again(words="", **changes):
+    scores.update(changes)
+    tasks.write_text("\n".join("abcdef" + words))
+    learn(config, AgentCommand("play"), str(tasks), 100.0, True)
+
+  def read():
+    with contextlib.closing(open_run(config)) as run:
+      return (
+        run.config.value.updates,
+        find_default(run).key,
+        (run.dir / "older").exists(),
+      )
+
+  monkeypatch.setattr("baar_serve.learn.play_session", play)
+  config = start("mine")
+  tasks = tmp_path / "tasks.txt"
+  with pytest.raises(ValueError, match="mine has no router to train again. Leave out"):
+    again()
+  scores["router"] = 0.5
+  learn(config, AgentCommand("play"), str(tasks), 100.0)
+  first = read()
+  with (
+    contextlib.closing(open_run(config)) as run,
+    pytest.raises(ValueError, match="mine has no older router. Leave out --rollb"),
+  ):
+    roll_back(run)
+  with pytest.raises(ValueError, match="mine has no new session: its router was trai"):
+    again()
+  again("g", router=0.4)
+  assert read() == first
+  again("gh", router=0.6)
+  assert read() == (32, first[1].replace("30", "32"), True) and first[0] == 30
+  with contextlib.closing(open_run(config)) as run:
+    tests = run.store.tasks("test")
+    assert [task.id for task in tests] == ["d"] and len(run.store.tasks("train")) == 6
+    roll_back(run)
+  assert read() == (30, first[1], True)
+
+
+@pytest.fixture
+def rival(start, tmp_path, monkeypatch):
+  """rival(fault): play the test of five tasks by another router; return the run."""
+  with contextlib.ExitStack() as stack:
+
+    def play(fault):
+      other = stack.enter_context(StandIn(REPLY).running())
+      other.fault = fault
+      route = f"auto/1={other.url}"
+      config = dataclasses.replace(start("mine"), rivals=(route,))
+      run = stack.enter_context(contextlib.closing(open_run(config)))
+      for name in "abcde":
+        name_task(run.store, name, "", 9)
+      agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
+      play_all(config, run, list_rival_needs(run, route), AgentCommand(agent), route)
+      return run, other, route
+
+    yield play
+
+
+def test_a_rival_plays_with_the_dollars_of_its_usage(rival, monkeypatch):
+  monkeypatch.setitem(standin.FAULTS, "stated", standin.fault(usage={"cost": 0.002}))
+  run, other, route = rival("stated")
+  assert {request["model"] for request in other.seen} == {"auto/1"}
+  (episode,) = run.store.episodes("rival-auto-1")
+  assert (episode.task_id, episode.score) == ("d", 1.0)
+  assert episode.cost_usd == pytest.approx(0.004) and run.budget.settled_usd == 0.004
+  assert list_rival_needs(run, route) == []
+  # Of two tests with the scores 1 and 0, the rival wins one: (1 + 1) / 4 - 1 / 16.
+  rows = pd.DataFrame([[0, 0], [1, 1], [1, 0], [1, 1]])
+  usd = pd.DataFrame({"cost_usd": [0.1, 0.4, 0.2, 0.3]})
+  data = SimpleNamespace(per_task=lambda column: rows, mean=lambda columns: usd)
+  monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
+  monkeypatch.setattr("baar_serve.again.load_default", lambda _: 0.1)
+  assert compare(run, find_spec(route)) == (
+    "Against rival-auto-1: score -0.250 ± 0.661, $0.200000 a test and $0.300000."
+  )
+
+
+@pytest.mark.parametrize("fault", ["unpriced", None])
+def test_a_rival_whose_dollars_are_unknown_stops(rival, fault):
+  """One has no usage, the other one a model without a price."""
+  with pytest.raises(
+    ValueError, match="The rival auto/1=.* reports no usage with a pri"
+  ):
+    rival(fault)
+
+
+def test_a_rival_that_does_not_answer_is_named(start, tmp_path):
+  config = dataclasses.replace(start("mine"), rivals=("auto=http://127.0.0.1:9/v1",))
+  with pytest.raises(ValueError, match="The rival auto=.* does not answer .ConnectErr"):
+    learn(config, AgentCommand(""), "", 0.0)
+
+
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
   def play(config, run, *_):
     run.budget.settle(run.budget.reserve(1.0), 1.0)
@@ -226,7 +343,7 @@ def test_few_equal_scores_do_not_settle_the_verdict(
   rows = pd.DataFrame([[0] * count, [1] * count, [1, 1] + [score] * (count - 2)])
   data = SimpleNamespace(per_task=lambda column: rows)
   monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
-  monkeypatch.setattr("baar_serve.learn.load_default", lambda _: 0.1)
+  monkeypatch.setattr("baar_serve.again.load_default", lambda _: 0.1)
   run = SimpleNamespace(files=dict, store=None, config=quickstart.get_config())
   assert judge(run) == (
     f"Verdict: {verdict}. The router's score against always-LARGE's: {figures}, "
