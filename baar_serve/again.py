@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 from baar_jax.config import ValueConfig
-from baar_jax.open import VOCABULARY, load_default
-from baar_jax.report.table import load_split
-from baar_jax.rollout.jobs import ALWAYS_LARGE, BOUNDARIES
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.open import VOCABULARY
+from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.run import Run
 from baar_serve.plan import has_router, list_router_specs
+from baar_serve.verdict import compare, find_default
 
 # The directories of the new router until the verdict, and of the one before.
 AGAIN = "again"
@@ -41,8 +40,8 @@ def _replace_router(run: Run, value: ValueConfig) -> Run:
 def begin(run: Run) -> Run:
   """Return the run with a new router, which has one update more.
 
-  So its sessions have a key of their own. Only what always-LARGE has played stays a
-  validation task or a test, so that both routers are judged by the same tests.
+  So its sessions have a key of their own. Tasks that always-LARGE or the old router has
+  not played become training tasks, so that both routers are judged by the same tests.
 
   Raises:
     ValueError: the run has no router.
@@ -50,6 +49,7 @@ def begin(run: Run) -> Run:
   if not has_router(run):
     raise ValueError(f"{run.dir} has no router to train again. Leave out --again.")
   played = {task_id for task_id, _ in run.store.keys(ALWAYS_LARGE.key)}
+  played &= {task_id for task_id, _ in run.store.keys(find_default(run).key)}
   for split in ("dev", "test"):
     tasks = run.store.tasks(split)
     new = [task for task in tasks if task.id not in played]
@@ -65,23 +65,14 @@ def begin(run: Run) -> Run:
   return candidate
 
 
-def find_default(run: Run) -> PolicySpec:
-  """Return the router's policy with its default cost weight."""
-  weight = load_default(run.files())
-  specs = list_router_specs(run.config)
-  return next(spec for spec in specs if spec.cost_weight == weight)
-
-
 def settle(run: Run, candidate: Run) -> str:
   """Serve a run's new router if it is no worse, else delete it; tell which.
 
   It is no worse with a higher mean score on the tests, or the same score for no more
   dollars.
   """
-  specs = [*BOUNDARIES, find_default(run), find_default(candidate)]
-  means = load_split(run.store, specs, run.config, "test").mean(["score", "cost_usd"])
-  *_, old, new = means.itertuples(index=False)
-  is_no_worse = (new.score, -new.cost_usd) >= (old.score, -old.cost_usd)
+  data = compare(run, find_default(candidate), find_default(run))
+  is_no_worse = (data.gain.mean, data.other_usd) >= (0, data.usd)
   if is_no_worse:
     shutil.rmtree(run.dir / OLDER, ignore_errors=True)
     exchange_routers(run.dir, candidate.dir)
@@ -89,10 +80,7 @@ def settle(run: Run, candidate: Run) -> str:
   else:
     shutil.rmtree(candidate.dir)
   verdict = "The new router is served" if is_no_worse else "The old router stays"
-  return (
-    f"{verdict}: scores {new.score:.3f} and before {old.score:.3f}, at "
-    f"${new.cost_usd:.6f} and before ${old.cost_usd:.6f} a test."
-  )
+  return f"{verdict}. The new one against the old one: {data}."
 
 
 def roll_back(run: Run) -> None:

@@ -82,10 +82,7 @@ class Rival(Upstream):
       ValueError: the key is missing.
     """
     super().__post_init__()
-    self.endpoint = open_endpoint(self.route)
-    self.name = self.endpoint.model
-    self._key = self.endpoint.key()
-    self.http.base_url = self.endpoint.base_url
+    self.use(open_endpoint(self.route))
 
   def bill(self, meter: AnswerMeter, worst_case_usd: float, most_tokens: int) -> Bill:
     """Compute the dollars of an answer."""

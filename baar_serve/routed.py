@@ -21,7 +21,8 @@ from baar_jax.llms.provider import (
   backoff_s,
   explain,
 )
-from baar_serve.client import Stream, Whole
+from baar_serve.answer import Stream, Whole
+from baar_serve.call import ClientCall
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Attempt, Cache, Record
@@ -33,7 +34,7 @@ from baar_serve.request import (
   write_headers,
 )
 from baar_serve.sessions import Sessions
-from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
+from baar_serve.upstream import MALFORMED, Offer, Upstream
 
 # The ledger counts these two, also the attempts of earlier processes.
 LABELS = ("model", "outcome")
@@ -72,9 +73,8 @@ class Budgets:
     purse = call.purse
     sessions = self.sessions
     offering = self._prepare(call)
-    needed_usd = min(
-      call.prepared[model].offer(0.0).worst_case_usd for model in offering
-    )
+    least = [call.offers[model].shrink(0.0) for model in offering]
+    needed_usd = min(offer.worst_case_usd for offer in least)
     is_led = self.config.last_turn and sessions.is_led_by(call.conversation)
     try:
       async with asyncio.timeout(self.config.models.timeout_s):
@@ -84,7 +84,7 @@ class Budgets:
           if call.is_last:
             call.aside_usd = 0.0
           elif is_led:
-            call.aside_usd = min(call.prepared[model].aside_usd for model in offering)
+            call.aside_usd = min(call.offers[model].aside_usd for model in offering)
           with purse.setting_aside(call.aside_usd):
             models = self._list_fitting(call, offering)
             unspent_usd = sessions.unspent_usd(purse)
@@ -112,10 +112,10 @@ class Budgets:
     Raises:
       Refusal: no model offers the form.
     """
-    if not call.prepared:
+    if not call.offers:
       call.warn(self.config.warn_share)
       for upstream in self.upstreams:
-        call.prepared.append(upstream.prepare(call, self.config))
+        call.offers.append(upstream.prepare(call, self.config))
     offering = []
     for model, upstream in enumerate(self.upstreams):
       if upstream.offers(call.form):
@@ -126,7 +126,7 @@ class Budgets:
         f"No model of this server offers {call.form.path}. "
         "Use another form (--config.models.forms).",
       )
-    fitting = [model for model in offering if call.prepared[model].fits_window]
+    fitting = [model for model in offering if call.offers[model].fits_window]
     return fitting or [
       max(offering, key=lambda model: self.upstreams[model].limits.context_tokens)
     ]
@@ -134,7 +134,7 @@ class Budgets:
   def _list_fitting(self, call: ClientCall, offering: list[int]) -> list[int]:
     """Offer a call to each model, and list those whose worst case fits all budgets."""
     room_usd = self.sessions.room_usd(call.purse)
-    call.offers = [prepared.offer(room_usd) for prepared in call.prepared]
+    call.offers = [offer.shrink(room_usd) for offer in call.offers]
     models = []
     for model in offering:
       worst_case_usd = call.offers[model].worst_case_usd
@@ -208,12 +208,12 @@ class RoutedCall:
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
     }
-    return self.call.headers | write_headers(values)
+    return self.call.answer_headers | write_headers(values)
 
   def begin(self) -> None:
     """Begin an attempt, and reserve its worst case in all budgets."""
     call = self.call
-    request = call.prepared[self.step.model].request
+    request = self.offer.request
     # The next call has the newest message without the note.
     count = len(request[call.form.history]) - bool(call.note)
     call.prefix = (count, hash_prefix(call.form, request, count))

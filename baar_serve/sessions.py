@@ -80,6 +80,10 @@ class Sessions:
     with self._db:
       self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
 
+  def close(self) -> None:
+    """Close the database file."""
+    self._db.close()
+
   def commit(self, *statements: Statement) -> list[int]:
     """Commit what waits and then these statements; return the row of each.
 
@@ -307,7 +311,7 @@ class Sessions:
     conversation: Conversation | None,
     step: Step,
     worst_case_usd: float,
-    aside_usd: float | None,
+    aside_usd: float | None = 0.0,
   ) -> Attempt:
     """Begin an attempt: store it, and reserve its worst case in all budgets.
 

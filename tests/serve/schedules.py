@@ -87,6 +87,10 @@ class Server:
       time.sleep(0.1)
     raise ChildProcessError("the endpoint does not start")
 
+  @property
+  def pid(self) -> int:
+    return self._process.pid
+
   def restart(self) -> None:
     self.close()
     self.start()

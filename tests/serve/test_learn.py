@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx2
@@ -16,11 +17,13 @@ from standin import StandIn
 
 from baar_jax.config import ValueConfig
 from baar_jax.open import load_default
-from baar_serve.again import find_default, roll_back
+from baar_jax.rollout.jobs import ALWAYS_LARGE
+from baar_serve.again import roll_back
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.episodes import name_task
-from baar_serve.learn import AgentCommand, compare, judge, learn, play_all
+from baar_serve.learn import AgentCommand, learn, play_all
 from baar_serve.rival import find_spec, list_rival_needs
+from baar_serve.verdict import compare, find_default, judge
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -127,7 +130,11 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
     (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
     (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
     (6, "{agent}; true", "a failed model has stopped it"),
-    (8, "sleep 60", "took longer than --agent_timeout_s; see .*agent.log"),
+    (
+      8,
+      "sleep 60 & echo $! >> {tmp}/pids; wait",
+      "took longer than --agent_timeout_s; see .*agent.log",
+    ),
     (7, "{agent}", r"the score 'much small-None-[0-9a-f]{12}-0\\n'"),
   ],
 )
@@ -143,8 +150,17 @@ def test_what_cannot_be_scored_stops_the_command(
   tasks.write_text("\n".join(map(str, range(count))))
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
-    words = f"sh -c '{script.format(agent=agent)}'"
-    learn(config, AgentCommand(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
+    words = f"sh -c '{script.format(agent=agent, tmp=tmp_path)}'"
+    learn(
+      config,
+      AgentCommand(words, timeout_s=2.0 if count == 8 else 30.0),
+      str(tasks),
+      5.0,
+    )
+  for pid in (tmp_path / "pids").read_text().split() if count == 8 else ():
+    # A process that has ended may wait for its new parent.
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or ") Z " in state.read_text()
 
 
 def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypatch):
@@ -217,7 +233,8 @@ def rival(start, tmp_path, monkeypatch):
       for name in "abcde":
         name_task(run.store, name, "", 9)
       agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
-      play_all(config, run, list_rival_needs(run, route), AgentCommand(agent), route)
+      command = AgentCommand(agent, tasks="abcde")
+      play_all(config, run, list_rival_needs(run, route), command, route)
       return run, other, route
 
     yield play
@@ -232,13 +249,15 @@ def test_a_rival_plays_with_the_dollars_of_its_usage(rival, monkeypatch):
   assert episode.cost_usd == pytest.approx(0.004) and run.budget.settled_usd == 0.004
   assert list_rival_needs(run, route) == []
   # Of two tests with the scores 1 and 0, the rival wins one: (1 + 1) / 4 - 1 / 16.
-  rows = pd.DataFrame([[0, 0], [1, 1], [1, 0], [1, 1]])
-  usd = pd.DataFrame({"cost_usd": [0.1, 0.4, 0.2, 0.3]})
-  data = SimpleNamespace(per_task=lambda column: rows, mean=lambda columns: usd)
-  monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
-  monkeypatch.setattr("baar_serve.again.load_default", lambda _: 0.1)
-  assert compare(run, find_spec(route)) == (
-    "Against rival-auto-1: score -0.250 ± 0.661, $0.200000 a test and $0.300000."
+  spec = find_spec(route)
+  keys = [ALWAYS_LARGE.key, spec.key]
+  data = SimpleNamespace(
+    per_task=lambda column: pd.DataFrame([[1, 0], [1, 1]], keys),
+    mean=lambda columns: pd.DataFrame({"cost_usd": [0.2, 0.3]}, keys),
+  )
+  monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
+  assert str(compare(run, ALWAYS_LARGE, spec)) == (
+    "score -0.250 ± 0.661, $0.200000 a test and $0.300000"
   )
 
 
@@ -340,11 +359,14 @@ def test_few_equal_scores_do_not_settle_the_verdict(
   """With two more tasks, the variance of N equal scores is 1 / (N + 2), so the half is
   2 / (N + 2). 6 (20 / 3)^2 = 266.7 tests would make 1 / 3 as narrow as 0.05: 261 more. If 46 of
   48 tasks are lost, the variance is 47 / 50 - 0.92^2."""
-  rows = pd.DataFrame([[0] * count, [1] * count, [1, 1] + [score] * (count - 2)])
-  data = SimpleNamespace(per_task=lambda column: rows)
-  monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
-  monkeypatch.setattr("baar_serve.again.load_default", lambda _: 0.1)
-  run = SimpleNamespace(files=dict, store=None, config=quickstart.get_config())
+  keys = [ALWAYS_LARGE.key, "router"]
+  rows = pd.DataFrame([[1] * count, [1, 1] + [score] * (count - 2)], keys)
+  usd = pd.DataFrame({"cost_usd": [1, 1]}, keys)
+  data = SimpleNamespace(per_task=lambda column: rows, mean=lambda columns: usd)
+  monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
+  router = SimpleNamespace(key="router")
+  monkeypatch.setattr("baar_serve.verdict.find_default", lambda run: router)
+  run = SimpleNamespace(store=None, config=None)
   assert judge(run) == (
     f"Verdict: {verdict}. The router's score against always-LARGE's: {figures}, "
     "corrected for few tasks."

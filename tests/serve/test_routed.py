@@ -394,7 +394,7 @@ def test_choices_that_a_usage_leaves_out_are_paid(
   upstream.fault = "cut"
   client.chat(n=3)
   worst = client.exchange.upstreams[0].prepare(client.receive(n=3), client.config)
-  expected = usd or worst.offer(1.0).worst_case_usd
+  expected = usd or worst.shrink(1.0).worst_case_usd
   assert client.session()["spent_usd"] == pytest.approx(expected)
   assert ("usage does not count them all" in capsys.readouterr().err) == (usd is None)
 
