@@ -10,7 +10,7 @@ from baar_jax.config import ValueConfig
 from baar_jax.open import VOCABULARY
 from baar_jax.rollout.jobs import ALWAYS_LARGE
 from baar_jax.run import Run
-from baar_serve.plan import has_router, list_router_specs
+from baar_serve.plan import list_router_specs
 from baar_serve.verdict import compare, find_default
 
 # The directories of the new router until the verdict, and of the one before.
@@ -44,12 +44,12 @@ def begin(run: Run) -> Run:
   not played become training tasks, so that both routers are judged by the same tests.
 
   Raises:
-    ValueError: the run has no router.
+    ValueError: no router of the run has played a test.
   """
-  if not has_router(run):
-    raise ValueError(f"{run.dir} has no router to train again. Leave out --again.")
   played = {task_id for task_id, _ in run.store.keys(ALWAYS_LARGE.key)}
   played &= {task_id for task_id, _ in run.store.keys(find_default(run).key)}
+  if not any(task.id in played for task in run.store.tasks("test")):
+    raise ValueError(f"{run.dir} has no router with a verdict. Leave out --again.")
   for split in ("dev", "test"):
     tasks = run.store.tasks(split)
     new = [task for task in tasks if task.id not in played]

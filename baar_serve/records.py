@@ -155,8 +155,10 @@ class Purse:
     """Set dollars aside for the time of a block."""
     old_usd = self.aside_usd
     self.set_aside(usd)
-    yield
-    self.set_aside(old_usd)
+    try:
+      yield
+    finally:
+      self.set_aside(old_usd)
 
   @property
   def is_over(self) -> bool:

@@ -271,15 +271,18 @@ class Upstream(PricedModel):
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
     least = min(LEAST_REPLY, most)
+    prompt_usd = self.bound_usd(request, prompt_tokens, 0)
+    token_usd = self.bound_usd(request, 0, 1)
+    grown_usd = prompt_usd * (1 + GROWTH / prompt_tokens)
     return Offer(
       request,
       least,
       most,
       is_ours,
-      self.bound_usd(request, prompt_tokens, 0),
-      self.bound_usd(request, 0, 1),
+      prompt_usd,
+      token_usd,
       prompt.expected_tokens + least <= self.limits.context_tokens,
-      self.bound_usd(request, prompt_tokens + GROWTH, min(LAST_REPLY, most)),
+      grown_usd + min(LAST_REPLY, most) * token_usd,
     )
 
   def _bound_prompt(self, call: ClientCall, request: dict) -> PromptBound:

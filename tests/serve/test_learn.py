@@ -196,7 +196,7 @@ def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypa
   monkeypatch.setattr("baar_serve.learn.play_session", play)
   config = start("mine")
   tasks = tmp_path / "tasks.txt"
-  with pytest.raises(ValueError, match="mine has no router to train again. Leave out"):
+  with pytest.raises(ValueError, match="mine has no router with a verdict. Leave out"):
     again()
   scores["router"] = 0.5
   learn(config, AgentCommand("play"), str(tasks), 100.0)
