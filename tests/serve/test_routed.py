@@ -498,8 +498,8 @@ def test_a_subagent_leaves_the_dollars_of_the_last_turn(tmp_path, upstream):
   with Client(tmp_path, upstream, **settings) as client:
     assert client.chat().status_code == 200
     sub = {"x-baar-conversation": "sub"}
-    while client.chat(headers=sub).status_code == 200:
-      pass
+    statuses = {client.chat(headers=sub).status_code for _ in range(30)}
+    assert statuses == {200, 402}
     aside_usd = client.session()["last_turn_usd"]
     assert client.session()["left_usd"] < 0.001 < 0.016 < aside_usd
   with Client(tmp_path, upstream, **settings) as client:
