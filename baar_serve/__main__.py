@@ -22,6 +22,7 @@ from baar_jax.families.table import FAMILIES
 from baar_jax.rollout.policy import Policy
 from baar_jax.run import VOCABULARY, RouterFiles, Run
 from baar_jax.store import read_run, require_file
+from baar_serve.again import find_candidate
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT, NAME
@@ -204,10 +205,12 @@ def build(config: ServeConfig, run: Run) -> App:
       "--config.keys to a file of keys."
     )
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
-  exchange = Exchange(config, run, sessions, open_policies(config, run))
+  is_collecting = config.policy == COLLECT
+  deciding = find_candidate(run) if is_collecting else run
+  exchange = Exchange(config, run, sessions, open_policies(config, deciding))
   app = App(exchange, keys)
-  if config.policy == COLLECT:
-    app.desk.assign = functools.partial(assign, run)
+  if is_collecting:
+    app.desk.assign = functools.partial(assign, deciding)
   if config.shadow:
     files = find_router_files(config.router, run.files())
     estimate = functools.partial(list_estimates, files, run.dir)

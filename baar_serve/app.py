@@ -1,6 +1,7 @@
 """Answer clients' HTTP requests: calls of models, scores, and pages."""
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -8,7 +9,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -24,6 +25,7 @@ from baar_jax.config import Dollars
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.rollout.specs import Cap
+from baar_serve.call import ClientCall
 from baar_serve.desk import NAME, Desk
 from baar_serve.exchange import Exchange
 from baar_serve.forms import FORMS, chat_completions, messages, responses
@@ -31,7 +33,6 @@ from baar_serve.forms.wire import WireForm
 from baar_serve.records import Purse
 from baar_serve.request import (
   ClientKey,
-  ClientRequest,
   ListQuery,
   Refusal,
   SessionScore,
@@ -59,6 +60,13 @@ class Caps(StrictRecord):
   model_config = {"extra": "forbid"}
   max_usd: Dollars | None
   max_large_calls: int | None = Field(ge=0, le=10**9)
+
+
+@contextlib.asynccontextmanager
+async def live(app: "App") -> AsyncIterator[None]:
+  """Close an application's connections when its server ends."""
+  yield
+  await app.exchange.close()
 
 
 class App(Starlette):
@@ -107,7 +115,7 @@ class App(Starlette):
       for prefix in ("", "/s/{session}"):
         routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
 
-    super().__init__(routes=routes)
+    super().__init__(routes=routes, lifespan=live)
 
   def _guard(
     self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
@@ -176,7 +184,7 @@ class App(Starlette):
     self, form: WireForm, request: Request, key: ClientKey
   ) -> Response:
     """Answer a call in its wire form: choose a model, call it, and book the cost."""
-    call = ClientRequest(
+    call = ClientCall(
       key,
       form,
       request.headers,

@@ -86,6 +86,8 @@ class ServeConfig:
       lower; None is no cap.
     warn_share: Share of a session's cap from which on each call tells the model what is
       left; None is never.
+    last_turn: Whether dollars are set aside for a last call without tools at the end of
+      a session's cap.
     max_total_usd: Cap on the US dollars of all sessions together; 0 is no cap.
     call_timeout_s: Seconds that a client's call may take with all of its attempts.
     max_reply_tokens: Limit on the tokens of a reply if the client sets none; None is
@@ -101,6 +103,8 @@ class ServeConfig:
     traces: File or directory that `python -m baar_serve.traces` reads.
     scores: JSON file with the scores of these sessions, by the name of a session or a
       task; "" has none.
+    rivals: Endpoints of other routers that `python -m baar_serve.learn` compares, such
+      as "auto=http://127.0.0.1:9000/v1": the model name and the base URL.
     models: The models that answer.
   """
 
@@ -116,6 +120,7 @@ class ServeConfig:
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
   warn_share: float | None = Field(None, gt=0, lt=1)
+  last_turn: bool = False
   max_total_usd: float = not_negative(0.0)
   call_timeout_s: float = positive(600.0)
   max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
@@ -126,6 +131,7 @@ class ServeConfig:
   max_sessions: int = positive(256, 100_000)
   traces: str = ""
   scores: str = ""
+  rivals: tuple[Annotated[str, Field(pattern=r"^[^=]+=https?://\S+$")], ...] = ()
   models: UpstreamsConfig = Field(default_factory=UpstreamsConfig)
 
 

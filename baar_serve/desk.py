@@ -12,19 +12,18 @@ from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.ledger import FAILED, PRESUMED
 from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_serve.call import ClientCall
 from baar_serve.config import ServeConfig
 from baar_serve.records import Conversation, Purse, State
 from baar_serve.request import (
   ClientHistory,
   ClientKey,
-  ClientRequest,
   Refusal,
   find_lowest,
   hash_prefix,
   read_history,
 )
 from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, Sessions
-from baar_serve.upstream import ClientCall
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
@@ -89,7 +88,7 @@ class Desk:
         policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
     self.policies = {NAME: policy_of_name[f"{NAME}:{config.policy}"]} | policy_of_name
 
-  def receive(self, request: ClientRequest) -> ClientCall:
+  def receive(self, call: ClientCall) -> None:
     """Find the purse and the conversation of a client's call.
 
     The call's messages contain the previous reply, which tells the action of the
@@ -99,12 +98,12 @@ class Desk:
       Refusal: the call has a wrong field, or the ledger cannot be written.
     """
     self._sessions.commit()
-    key = request.key
-    fields = request.fields
-    history = read_history(request.body, request.form)
-    selected = self.assigned.get(fields.purse) or self._select(fields.model_name)
-    purse = fields.purse and self._sessions.find_purse(key.name, fields.purse)
-    conversation = self._match(request, history, selected, purse)
+    key = call.key
+    fields = call.fields
+    history = read_history(call.body, call.form)
+    selected = self.assigned.get(fields.session) or self._select(fields.model_name)
+    purse = fields.session and self._sessions.find_purse(key.name, fields.session)
+    conversation = self._match(call, history, selected, purse)
     if conversation and not purse:
       purse = conversation.purse
     limits = Cap(
@@ -119,11 +118,11 @@ class Desk:
       find_lowest(limits.usd, fields.usd_limit),
     )
     if purse is None:
-      purse = self._sessions.open_purse(key.name, fields.purse or "", cap)
+      purse = self._sessions.open_purse(key.name, fields.session or "", cap)
     if cap != purse.cap:
       self._sessions.change_caps(purse, cap)
     task_id = fields.task_id or history.opening
-    is_side = not conversation and self._is_side_call(purse, request)
+    is_side = not conversation and self._is_side_call(purse, call)
     if selected.rule == COLLECT and conversation:
       selected = read_policy(conversation.state)
     elif selected.rule == COLLECT and not is_side:
@@ -141,7 +140,7 @@ class Desk:
         description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
-        program=request.headers.get("user-agent", "").partition(" ")[0][:80],
+        program=call.headers.get("user-agent", "").partition(" ")[0][:80],
         is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
@@ -155,7 +154,7 @@ class Desk:
     if records and records[-1].place == len(history.actions) - 1:
       action = history.actions[-1] * self._config.record_text
       self._sessions.complete_step(conversation, action, fields.score)
-    return ClientCall(request, history, purse, conversation)
+    call.place(history, purse, conversation)
 
   def _select(self, name: str) -> SelectedPolicy:
     """Find the policy of a model name, or of the name that it is an alias of.
@@ -176,7 +175,7 @@ class Desk:
 
   def _match(
     self,
-    request: ClientRequest,
+    call: ClientCall,
     history: ClientHistory,
     selected: SelectedPolicy,
     purse: Purse | None,
@@ -200,7 +199,7 @@ class Desk:
     that has waited longest, but not too long. A client may leave out the texts of
     replies that have tool calls, so it may seem ahead.
     """
-    fields = request.fields
+    fields = call.fields
     atoms = history.atoms
     place = len(history.actions)
     candidates = []
@@ -210,10 +209,8 @@ class Desk:
         purse and purse.id,
         fields.conversation,
       )
-    elif purse or not fields.purse:
-      candidates = self._sessions.find_matches(
-        request.key.name, purse, atoms, place, 0.0
-      )
+    elif purse or not fields.session:
+      candidates = self._sessions.find_matches(call.key.name, purse, atoms, place, 0.0)
       if purse and not candidates:
         for found in self._sessions.list_conversations(
           "purse = ? AND name = '' AND changed_s > 0", purse.id
@@ -243,7 +240,7 @@ class Desk:
         len(found.records),
         not found.purse.callers,
         any(
-          hash_prefix(request.form, request.body, cache.messages) == cache.digest
+          hash_prefix(call.form, call.body, cache.messages) == cache.digest
           for record in found.records[-1:]
           if (cache := record.cache)
         ),
@@ -259,18 +256,18 @@ class Desk:
       key.name, None, history.atoms, 0, -2.0
     )
 
-  def _is_side_call(self, purse: Purse, request: ClientRequest) -> bool:
+  def _is_side_call(self, purse: Purse, call: ClientCall) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
 
     Such a call offers no tools and continues no conversation. It comes from one of
     `TOOL_AGENTS`, or it is shorter than the last call of a conversation of the purse
     that offered tools.
     """
-    if request.body.get("tools"):
+    if call.body.get("tools"):
       return False
-    if request.headers.get("user-agent", "").startswith(TOOL_AGENTS):
+    if call.headers.get("user-agent", "").startswith(TOOL_AGENTS):
       return True
-    tokens = bound_tokens(request.body)
+    tokens = bound_tokens(call.body)
     open_ones = "purse = ? AND changed_s > 0"
     for conversation in self._sessions.list_conversations(open_ones, purse.id):
       records = conversation.records
@@ -368,6 +365,7 @@ class Desk:
       large_calls=purse.large_calls,
       left_usd=left.usd,
       left_large_calls=left.calls,
+      last_turn_usd=purse.aside_usd,
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
       refusals=self._sessions.count_refusals(purse),

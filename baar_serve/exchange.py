@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import random
 import re
@@ -18,21 +17,21 @@ from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.run import Run
-from baar_serve.client import Whole
+from baar_serve.answer import Whole
+from baar_serve.call import ClientCall
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session
 from baar_serve.forms import responses
 from baar_serve.records import Purse
-from baar_serve.request import END, ROUTER, ClientRequest, Refusal, SessionScore
+from baar_serve.request import END, ROUTER, Refusal, SessionScore
 from baar_serve.routed import (
   ADDED_S,
   FOREIGN_HISTORIES,
   Budgets,
-  ClientCall,
   RoutedCall,
-  Upstream,
 )
 from baar_serve.sessions import Sessions
+from baar_serve.upstream import Upstream
 
 # What has sound in the JSON text of a request. A text that quotes it has a backslash
 # before each quotation mark.
@@ -155,7 +154,7 @@ class Exchange:
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
 
   def deliver(
-    self, request: ClientRequest, receive: Callable[[ClientRequest], ClientCall]
+    self, call: ClientCall, receive: Callable[[ClientCall], None]
   ) -> Delivery:
     """Answer a call, or find the answer that is being made for a retry of it.
 
@@ -169,8 +168,8 @@ class Exchange:
     Raises:
       Refusal: the call has a wrong field.
     """
-    fields = request.fields
-    text = json.dumps(request.body, sort_keys=True)
+    fields = call.fields
+    text = json.dumps(call.body, sort_keys=True)
     if SOUND.search(text):
       raise Refusal(
         400,
@@ -178,14 +177,14 @@ class Exchange:
         "Send its text.",
       )
     place = (
-      request.key.name,
-      request.form.path,
+      call.key.name,
+      call.form.path,
       fields.model_dump_json(),
       hash_text(text),
     )
     earlier = [found for found in self._deliveries.get(place, ()) if not found.is_over]
     for delivery in earlier:
-      is_shared = fields.purse and not delivery.is_done
+      is_shared = fields.session and not delivery.is_done
       if delivery.is_repeatable and (is_shared or delivery.is_dropped):
         delivery.is_dropped = False
         return delivery
@@ -196,9 +195,9 @@ class Exchange:
     mine = failed and failed.call.conversation
     if failed and not (mine and mine.last_place >= len(failed.call.history.actions)):
       # The client repeats a call after an error; its session has no other name.
-      call = dataclasses.replace(failed.call, start_s=time.monotonic())
+      call.place(failed.call.history, failed.call.purse, failed.call.conversation)
     else:
-      call = receive(request)
+      receive(call)
       FOREIGN_HISTORIES.inc(call.is_foreign)
     call.purse.callers += 1
     delivery = Delivery(call)
@@ -210,6 +209,15 @@ class Exchange:
         del self._deliveries[old_place]
     self.start(self._make(delivery))
     return delivery
+
+  async def close(self) -> None:
+    """End what is being made, at its worst case, and close all connections."""
+    for task in self._tasks:
+      task.cancel()
+    await asyncio.gather(*self._tasks, return_exceptions=True)
+    for upstream in self.upstreams:
+      await upstream.http.aclose()
+    self.sessions.close()
 
   def start(self, work: Coroutine) -> None:
     """Start a task, and keep it until its end."""
@@ -240,7 +248,7 @@ class Exchange:
         async for block in routed.relay(answer):
           delivery.add(block)
       if call.form is responses.FORM:
-        self.items.record(call.purse.client, call.request.body, routed.answer)
+        self.items.record(call.purse.client, call.body, routed.answer)
     except Exception as error:
       if isinstance(error, TimeoutError):
         error = Refusal(
@@ -250,7 +258,7 @@ class Exchange:
           "timeout",
         )
       if isinstance(error, Refusal):
-        error.headers = call.headers | error.headers
+        error.headers = call.answer_headers | error.headers
       if not delivery.begun.done():
         delivery.begun.set_exception(error)
         delivery.begun.exception()  # The client may have left.
@@ -260,7 +268,7 @@ class Exchange:
       if routed and routed.last_attempt:
         routed.book_reply()
       call.purse.callers -= 1
-      if delivery.is_repeatable or call.request.fields.purse or not routed:
+      if delivery.is_repeatable or call.fields.session or not routed:
         delivery.call = None
       if not routed:
         with contextlib.suppress(sqlite3.OperationalError):

@@ -5,38 +5,42 @@ python -m baar_serve.learn --agent="python my_agent.py" --tasks=tasks.txt --max_
 
 import contextlib
 import dataclasses
-import math
+import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import httpx2
-import numpy as np
 from absl import flags
 
 from baar_jax.episode import SPLITS
-from baar_jax.families.conditioned import load_default, save_default
-from baar_jax.families.table import train
+from baar_jax.families.conditioned import save_default
+from baar_jax.families.table import FAMILIES
 from baar_jax.report.table import load_split
-from baar_jax.rollout.jobs import BOUNDARIES
-from baar_jax.run import Run
-from baar_jax.stages import collect, evaluate
+from baar_jax.rollout.jobs import BOUNDARIES, CONDITIONED
+from baar_jax.router.inputs import learn_vocabulary
+from baar_jax.run import Run, save_vocabulary
+from baar_jax.stages import evaluate
 from baar_jax.store import require_file
+from baar_serve import again, rival
 from baar_serve.__main__ import build, make_server
 from baar_serve.app import App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT
-from baar_serve.episodes import SPLIT_OF, name_task
-from baar_serve.plan import MIXES, Need, list_needs, list_router_specs
+from baar_serve.episodes import SPLIT_OF, client_specs, name_task
+from baar_serve.plan import MIXES, Need, has_router, list_needs, list_router_specs
+from baar_serve.rival import find_spec
+from baar_serve.verdict import compare, find_default, judge
 
 AT_ONCE = 4  # The number of sessions that are played at the same time.
 # The keys of an agent that has none; the endpoint needs no key.
@@ -44,23 +48,31 @@ KEYS = {"OPENAI_API_KEY": "unused", "ANTHROPIC_API_KEY": "unused"}
 # Seconds before each try to send a score; a session's last call may still be in flight.
 WAITS_S = (0, 1, 10)
 TIMEOUT_S = 3600.0  # The most seconds of a session, unless the user sets others.
-# Half of the width of an interval of scores that settles a verdict (our choice).
-SETTLED = 0.05
+# The process groups of the agents that run now.
+GROUPS: set[int] = set()
 
 
 class AgentCommand(NamedTuple):
-  """How an agent plays a task.
+  """How an agent plays tasks.
 
   Attributes:
     command: the command that plays the task in BAAR_TASK; "" plays nothing.
     timeout_s: the seconds after which it is ended.
+    tasks: the names of the tasks.
   """
 
   command: str
   timeout_s: float = TIMEOUT_S
+  tasks: Sequence[str] = ()
 
 
-def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -> None:
+def learn(
+  config: ServeConfig,
+  agent: AgentCommand,
+  path: str,
+  max_usd: float,
+  is_again: bool = False,
+) -> None:
   """Play what is missing, train the router, choose its default, and report.
 
   The run's stored sessions are the only state, so a command that was killed goes on.
@@ -69,20 +81,16 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
     agent: the agent that plays the tasks.
     path: the file with a task on each line.
     max_usd: the most US dollars of all sessions together.
+    is_again: whether to train a trained router again.
 
   Raises:
     ValueError: a flag is missing or wrong, a session cannot be scored, or `max_usd` is
       too low.
   """
-  names = []
   if agent.command:
-    names = re.findall(r"\S.*\S|\S", require_file(Path(path)).read_text())
-    if len({*names}) < len(SPLIT_OF) or not max_usd:
-      raise ValueError(
-        f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
-        f"least {len(SPLIT_OF)} different tasks, one on each line, and set --max_usd "
-        "above 0."
-      )
+    agent = agent._replace(tasks=read_tasks(Path(path), max_usd))
+  for route in config.rivals:
+    rival.check_answers(route)
   config = dataclasses.replace(
     config,
     policy=COLLECT,
@@ -93,22 +101,77 @@ def learn(config: ServeConfig, agent: AgentCommand, path: str, max_usd: float) -
     max_total_usd=max_usd,
   )
   for split in SPLITS:
-    with contextlib.closing(open_run(config)) as run:
-      for name in names:
+    with contextlib.closing(open_run(config)) as served:
+      run = served
+      for name in agent.tasks:
         name_task(run.store, name, "", run.config.env.max_steps)
+      if is_again:
+        run = again.begin(served)
       for _ in range(MIXES):
-        needs = list_needs(run, split)
-        if agent.command and needs:
-          play_all(config, run, needs, agent)
-      if split == "train":
-        collect.update_vocabulary(run)
-        run.store.finish("references")
-        train(run, "value")
+        play_all(config, served, list_needs(run, split), agent)
+      if split == "train" and not has_router(run):
+        fit(run, is_again)
       elif split == "dev":
         choose(run)
-      else:
-        evaluate.report(run)
-        run.print(judge(run))
+      elif split == "test":
+        lines = []
+        for route in config.rivals:
+          needs = rival.list_rival_needs(run, route)
+          play_all(config, served, needs, agent, route)
+          lines.append(f"{route}: {compare(run, find_default(run), find_spec(route))}.")
+        lines.append(judge(run))
+        if is_again:
+          lines.append(again.settle(served, run))
+  with contextlib.closing(open_run(config)) as run:
+    evaluate.report(run)
+    run.print("\n".join(lines))
+
+
+def read_tasks(path: Path, max_usd: float) -> list[str]:
+  """Read the names of tasks, one on each line.
+
+  Raises:
+    ValueError: there are too few, or no dollars to play them.
+  """
+  names = re.findall(r"\S.*\S|\S", require_file(path).read_text())
+  if len({*names}) < len(SPLIT_OF) or not max_usd:
+    raise ValueError(
+      f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
+      f"least {len(SPLIT_OF)} different tasks, one on each line, and set --max_usd "
+      "above 0."
+    )
+  return names
+
+
+def fit(run: Run, is_again: bool) -> None:
+  """Train the router on the sessions of training tasks that have texts.
+
+  Args:
+    is_again: whether another router of the run was trained before.
+
+  Raises:
+    ValueError: it was trained on as many sessions.
+  """
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  keys = [spec.key for spec in client_specs(run.config).values()]
+  episodes = []
+  for key in dict.fromkeys([*keys, *run.store.table().policy]):
+    for episode in run.store.episodes(key):
+      has_texts = any(step.observation or step.action for step in episode.steps)
+      if episode.task_id in tasks and has_texts:
+        episodes.append(episode)
+  mark = f"trained on {len(episodes)} sessions"
+  if is_again and run.store.finished(mark):
+    raise ValueError(
+      f"{run.dir.parent} has no new session: its router was {mark}. Leave out --again."
+    )
+  run.dir.mkdir(exist_ok=True)
+  settings = json.dumps(dataclasses.asdict(run.config), indent=2)
+  (run.dir / again.CONFIG).write_text(settings)
+  save_vocabulary(run.dir, learn_vocabulary(tasks, episodes))
+  run.store.finish("references")
+  FAMILIES[CONDITIONED].train(run, lambda *_: episodes)
+  run.store.finish(mark)
 
 
 def choose(run: Run) -> None:
@@ -117,60 +180,6 @@ def choose(run: Run) -> None:
   data = load_split(run.store, [*BOUNDARIES, *specs.values()], run.config, "dev")
   default = specs[evaluate.choose_default(data, [*specs])]
   save_default(run.files(), default.cost_weight)
-
-
-def judge(run: Run) -> str:
-  """Write which model name to serve, by the scores on the held-out tests.
-
-  The line names one only if the scores settle it: the router's, unless it is shown to
-  score less than always-LARGE.
-  """
-  weight = load_default(run.files())
-  routers = [x for x in list_router_specs(run.config) if x.cost_weight == weight]
-  data = load_split(run.store, [*BOUNDARIES, *routers], run.config, "test")
-  _, large_N, router_N = data.per_task("score").to_numpy()
-  gain = measure_gain(router_N - large_N)
-  verdict = "serve baar:large" if gain.mean < -gain.half else "serve baar"
-  if gain.missing:
-    verdict = (
-      f"not settled by {len(router_N)} tests; {len(SPLIT_OF) * gain.missing} more "
-      "tasks would settle it"
-    )
-  return (
-    f"Verdict: {verdict}. The router's score against always-LARGE's: "
-    f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks."
-  )
-
-
-class Gain(NamedTuple):
-  """A mean difference of two scores, as far as few tasks can tell it.
-
-  Attributes:
-    mean: the mean difference per task.
-    half: half of the width of its 95 % interval.
-    missing: the number of further tasks that would tell it from 0, or, if it is small,
-      make the interval as narrow as `SETTLED`.
-  """
-
-  mean: float
-  half: float
-  missing: int
-
-
-def measure_gain(gain_N: np.ndarray) -> Gain:
-  """Measure a mean difference of two scores in [0, 1] over tasks.
-
-  As in Agresti and Min (2005), for pairs of successes, two tasks are added: their
-  differences are 1, -1 and twice 0, with half of a task's weight each. So a few equal
-  scores do not prove equality. How many tasks are missing supposes that further tasks
-  are like these.
-  """
-  count = len(gain_N) + 2
-  mean = gain_N.sum() / count
-  variance = (np.square(gain_N).sum() + 1) / count - mean**2
-  half = 2 * math.sqrt(variance / count)
-  enough = count * (half / max(abs(mean), SETTLED)) ** 2
-  return Gain(mean, half, max(0, math.ceil(enough - count)))
 
 
 @contextlib.contextmanager
@@ -188,17 +197,29 @@ def serving(app: App) -> Iterator[str]:
 
 
 def play_all(
-  config: ServeConfig, run: Run, needs: Sequence[Need], agent: AgentCommand
+  config: ServeConfig,
+  run: Run,
+  needs: Sequence[Need],
+  agent: AgentCommand,
+  route: str = "",
 ) -> None:
-  """Play and score sessions, a few at once.
+  """Play and score the sessions of the agent's tasks, a few at once.
 
   A session that a killed command has left open is renamed, so that it is played from
   its beginning; its dollars stay in the ledger.
 
+  Args:
+    needs: the sessions.
+    route: the rival that answers; "" are the models.
+
   Raises:
     ValueError: a session cannot be scored, or the next one could exceed the dollars.
   """
+  needs = [need for need in needs if need.task.id in agent.tasks]
+  if not needs:
+    return
   app = build(config, run)
+  answering = rival.seat(app.exchange, route) if route else None
   rename = "UPDATE purses SET name = name || '-stopped-' || id WHERE name = ?"
   for need in needs:
     app.exchange.sessions.commit((rename, (need.session,)))
@@ -220,7 +241,11 @@ def play_all(
           f"--max_usd={budget.limit_usd:g} has ${left_usd:.4f} left, and {AT_ONCE} "
           f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
         )
-      costs_usd.append(play_session(config, run, url, agent, need))
+      try:
+        costs_usd.append(play_session(config, run, url, agent, need))
+      finally:
+        if answering and answering.problem:
+          raise ValueError(answering.problem)
 
     for _ in threads.map(play, needs):
       bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
@@ -256,14 +281,7 @@ def play_session(
       ANTHROPIC_BASE_URL=f"{url}/s/{name}",
     )
     try:
-      code = subprocess.run(
-        shlex.split(agent.command),
-        env=KEYS | os.environ | variables,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        timeout=agent.timeout_s,
-      ).returncode
+      code = run_agent(agent, KEYS | os.environ | variables, log)
     except subprocess.TimeoutExpired:
       raise ValueError(
         f"Session {name} took longer than --agent_timeout_s; see {path}. Raise it, or "
@@ -299,18 +317,58 @@ def play_session(
   return session["spent_usd"]
 
 
+def run_agent(agent: AgentCommand, variables: Mapping[str, str], log: TextIO) -> int:
+  """Run an agent in a process group of its own; return its exit status.
+
+  Raises:
+    TimeoutExpired: it took too long; the whole group is killed then.
+  """
+  words = shlex.split(agent.command)
+  with subprocess.Popen(
+    words,
+    env=variables,
+    stdin=subprocess.DEVNULL,
+    stdout=log,
+    stderr=log,
+    process_group=0,
+  ) as process:
+    GROUPS.add(process.pid)
+    try:
+      return process.wait(agent.timeout_s)
+    except subprocess.TimeoutExpired:
+      os.killpg(process.pid, signal.SIGKILL)
+      raise
+    finally:
+      GROUPS.remove(process.pid)
+
+
+def stop(*_: object) -> None:
+  """End the command and its agents at once, as Ctrl-C does with a single group."""
+  for group in [*GROUPS]:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(group, signal.SIGINT)
+  os._exit(130)
+
+
 def command() -> None:
   """Run the command line."""
   flags.DEFINE_string("agent", "", "Command that plays the task in BAAR_TASK.")
   flags.DEFINE_float("agent_timeout_s", TIMEOUT_S, "Seconds of a session.", 0.0)
   flags.DEFINE_string("tasks", "", "File with a task on each line.")
+  flags.DEFINE_bool("again", False, "Train a trained router again.")
+  flags.DEFINE_bool("rollback", False, "Serve the router before the newest one.")
   flags.DEFINE_float("max_usd", 0.0, "Most US dollars of all sessions.", 0.0)
   values = flags.FLAGS
 
   def start(config: ServeConfig) -> None:
     """Learn with the flags of the command line."""
+    signal.signal(signal.SIGINT, stop)
     agent = AgentCommand(values.agent, values.agent_timeout_s)
-    learn(config, agent, values.tasks, values.max_usd)
+    if values.rollback:
+      with contextlib.closing(open_run(config)) as run:
+        again.roll_back(run)
+      return
+    learn(config, agent, values.tasks, values.max_usd, values.again)
 
   run_command(start)
 

@@ -15,6 +15,7 @@ inputs of a value; I inputs of all models' values; T tasks; S decisions of a ses
 the score and the dollars; R resamples of the tasks (index 0 is the unchanged data).
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -153,7 +154,8 @@ def read_sample(
   Raises:
     ValueError: there are no value heads, or no session.
   """
-  learned = {task.id for task in Store(files.directory / STORE).tasks("train")}
+  with contextlib.closing(Store(files.directory / STORE)) as trained:
+    learned = {task.id for task in trained.tasks("train")}
   tasks = {task.id: task for split in SPLITS for task in store.tasks(split)}
   episodes = []
   for key in mixes:
@@ -227,8 +229,8 @@ def estimate_router(files: RouterFiles, directory: Path) -> Iterator[dict]:
   Raises:
     ValueError: see `read_sample`; or the sessions are too few.
   """
-  store = Store(directory / STORE)
-  sample, targets = read_sample(files, store, list_mixes(read_run(directory)))
+  with contextlib.closing(Store(directory / STORE)) as store:
+    sample, targets = read_sample(files, store, list_mixes(read_run(directory)))
   for spec, target_NxA in targets.items():
     mean_RxV, size_S = estimate_means(sample, target_NxA)
     size = size_S[0]

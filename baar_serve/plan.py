@@ -49,8 +49,8 @@ class Need(NamedTuple):
 def list_needs(run: Run, split: str) -> list[Need]:
   """List the next missing session of each task of a split and each policy.
 
-  The run's stored sessions are the only state. A router is trained once, so training
-  tasks need nothing more after that.
+  The run's stored sessions are the only state. Once the router is trained, training
+  tasks need nothing more.
   """
   specs = client_specs(run.config)
   wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}

@@ -1,12 +1,14 @@
 """Define purses, conversations, attempts and their records; sessions.py keeps them."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pydantic import TypeAdapter
 
 from baar_jax.episode import Step
+from baar_jax.llms.prices import ROUNDING
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
 
@@ -25,6 +27,7 @@ CREATE INDEX IF NOT EXISTS attempts_by_purse ON attempts (purse);
 CREATE INDEX IF NOT EXISTS attempts_by_conversation ON attempts (conversation);
 CREATE TABLE IF NOT EXISTS refusals (purse INTEGER, at_s REAL);
 CREATE INDEX IF NOT EXISTS refusals_by_purse ON refusals (purse);
+CREATE TABLE IF NOT EXISTS last_turns (purse INTEGER PRIMARY KEY, aside_usd REAL);
 CREATE TABLE IF NOT EXISTS large_costs (id INTEGER PRIMARY KEY, large_usd REAL);
 CREATE TABLE IF NOT EXISTS atoms (atom TEXT, conversation INTEGER);
 CREATE INDEX IF NOT EXISTS atoms_by_atom ON atoms (atom);
@@ -117,6 +120,8 @@ class Purse:
     open: the conversation of each attempt in flight, by the attempt's number; None for
       a side call.
     callers: the number of calls that are being answered.
+    aside_usd: the US dollars that are set aside for the last turn; None once that has
+      begun.
   """
 
   id: int
@@ -128,6 +133,37 @@ class Purse:
   large_calls: int = 0
   open: dict[int, int | None] = dataclasses.field(default_factory=dict)
   callers: int = 0
+  aside_usd: float | None = 0.0
+  _aside: object | None = None
+
+  def set_aside(self, usd: float | None) -> None:
+    """Set dollars aside for the last turn, as far as they are left.
+
+    They take the place of those that were set aside before.
+    """
+    if self._aside:
+      self.dollars.settle(self._aside, 0.0)
+      self._aside = None
+    if usd:
+      usd = min(usd, self.dollars.remaining * (1 - ROUNDING))
+    if usd:
+      self._aside = self.dollars.reserve(usd)
+    self.aside_usd = usd
+
+  @contextlib.contextmanager
+  def setting_aside(self, usd: float) -> Iterator[None]:
+    """Set dollars aside for the time of a block."""
+    old_usd = self.aside_usd
+    self.set_aside(usd)
+    try:
+      yield
+    finally:
+      self.set_aside(old_usd)
+
+  @property
+  def is_over(self) -> bool:
+    """Tell whether the last turn has begun, so that no further call is answered."""
+    return self.aside_usd is None
 
   @property
   def cap(self) -> Cap:
@@ -152,7 +188,8 @@ class Purse:
     if self.call_limit:
       shares.append(self.large_calls / self.call_limit)
     if self.dollars.limit_usd:
-      shares.append(self.dollars.settled_usd / self.dollars.limit_usd)
+      usable_usd = self.dollars.limit_usd - (self.aside_usd or 0.0)
+      shares.append(self.dollars.settled_usd / usable_usd)
     return max(shares)
 
 
@@ -215,6 +252,7 @@ class Attempt:
     conversation: None for a side call.
     step: the step that the reply will belong to.
     worst_case_usd: the reserved US dollars.
+    aside_usd: what was set aside for the last turn before the attempt.
     number: the row of the attempt in the tables `calls` and `attempts`.
     reservations: the reservation in each budget.
   """
@@ -223,5 +261,6 @@ class Attempt:
   conversation: Conversation | None
   step: Step
   worst_case_usd: float
+  aside_usd: float | None
   number: int
   reservations: list[tuple[DollarBudget, object]]

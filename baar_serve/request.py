@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -127,14 +126,14 @@ CONVERSATION = "the conversation's name"
 class CallFields(StrictRecord):
   """The fields of a client's call that set its policy, its session and its caps.
 
-  They come from the call's body and headers; see `ClientRequest.fields`. None stands
+  They come from the call's body and headers; see `ClientCall.fields`. None stands
   for a field that the client has not sent.
 
   Attributes:
     model: the name of the policy that decides, perhaps with a cap on LARGE calls, such
       as "baar:K=5".
     n: the number of replies that the client asks for.
-    purse: the session's name; its purse has the caps.
+    session: the session's name.
     conversation: the name of a conversation within the session; "" without one.
     usd_limit: the session's cap in US dollars, from the header x-baar-max-usd.
     call_limit: the session's cap on LARGE calls, from the header
@@ -148,7 +147,7 @@ class CallFields(StrictRecord):
   max_completion_tokens: Tokens | None = None
   max_output_tokens: Tokens | None = None
   stream_options: dict | None = None
-  purse: Id | None = Field(None, alias=SESSION)
+  session: Id | None = Field(None, alias=SESSION)
   conversation: str = Field("", alias=CONVERSATION, max_length=1024)
   task_id: Id | None = Field(None, alias="x-baar-task")
   usd_limit: Dollars | None = Field(None, alias="x-baar-max-usd", strict=False)
@@ -238,62 +237,6 @@ async def read_body(request: Request) -> dict:
   if fields is None:
     raise Refusal(400, "The body cannot be read. Send a JSON object.")
   return fields
-
-
-@dataclasses.dataclass
-class ClientRequest:
-  """A client's call of a model, as it came.
-
-  Attributes:
-    key: the client's key.
-    form: the wire form of the call.
-    headers: the headers.
-    body: the JSON body.
-    session: the NAME in the URL /s/NAME/v1; None without one.
-    query: the query of the URL.
-  """
-
-  key: ClientKey
-  form: WireForm
-  headers: Mapping[str, str]
-  body: dict
-  session: str | None = None
-  query: str = ""
-
-  @functools.cached_property
-  def fields(self) -> CallFields:
-    """Read the fields of the call; one with the value null counts as missing.
-
-    Raises:
-      Refusal: a field is missing, has another type, or is out of its bounds.
-    """
-    session = next(self.list_names(), None)
-    names = [*find_names(self.headers, *CONVERSATION_NAMES)]
-    if PARENT_NAME in self.headers:
-      names += [*find_names(self.headers, *SESSION_NAMES)][:1]
-    fields = drop_nulls(self.body)
-    for name, value in self.headers.items():
-      if name.startswith("x-"):
-        fields[name] = value
-    fields[SESSION] = session
-    # A conversation's name counts within its session.
-    fields[CONVERSATION] = "/".join(map(str, names)) * (session is not None)
-    return CallFields.read(fields)
-
-  def list_names(self) -> Iterator[object]:
-    """List the names of the session in the call; the first one counts."""
-    metadata = self.body.get("metadata")
-    if not isinstance(metadata, dict):
-      metadata = {}
-    yield from find_names(self.headers, "x-baar-session-id")
-    if self.session is not None:
-      yield self.session
-    yield from find_names(self.headers, PARENT_NAME, *SESSION_NAMES)
-    # Claude Code's name is the metadata's user_id.
-    fields = {**metadata, **drop_nulls(self.body)}
-    yield from find_names(
-      fields, "session_id", "litellm_session_id", "user_id", "prompt_cache_key"
-    )
 
 
 def find_names(fields: Mapping[str, object], *names: str) -> Iterator[object]:

@@ -14,7 +14,8 @@ from baar_jax.llms.history import write_action
 from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY
 from baar_jax.llms.prices import ROUNDING
 from baar_jax.llms.provider import LOST, Outcome, backoff_s, explain
-from baar_serve.client import Stream, Whole
+from baar_serve.answer import Stream, Whole
+from baar_serve.call import ClientCall
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Attempt, Cache, Record
@@ -26,7 +27,7 @@ from baar_serve.request import (
   write_headers,
 )
 from baar_serve.sessions import Sessions
-from baar_serve.upstream import MALFORMED, ClientCall, Offer, Upstream
+from baar_serve.upstream import MALFORMED, Offer, Upstream
 
 # The ledger counts these two, also the attempts of earlier processes.
 LABELS = ("model", "outcome")
@@ -55,7 +56,8 @@ class Budgets:
 
     What the call may cost at each model, affordable or not, is kept in `call.offers`.
     If only reservations forbid all calls, wait for the end of an attempt in flight, of
-    whatever session, and try again.
+    whatever session, and try again. With `last_turn`, the first call of the main agent
+    that does not fit beside the last turn's dollars becomes the last turn.
 
     Raises:
       Refusal: no model offers the form, no call would fit without reservations, or the
@@ -63,10 +65,50 @@ class Budgets:
     """
     purse = call.purse
     sessions = self.sessions
-    if not call.prepared:
+    offering = self._prepare(call)
+    least = [call.offers[model].shrink(0.0) for model in offering]
+    needed_usd = min(offer.worst_case_usd for offer in least)
+    is_led = self.config.last_turn and sessions.is_led_by(call.conversation)
+    try:
+      async with asyncio.timeout(self.config.models.timeout_s):
+        while not purse.is_over:
+          sessions.changed.clear()
+          call.aside_usd = purse.aside_usd
+          if call.is_last:
+            call.aside_usd = 0.0
+          elif is_led:
+            call.aside_usd = min(call.offers[model].aside_usd for model in offering)
+          with purse.setting_aside(call.aside_usd):
+            models = self._list_fitting(call, offering)
+            unspent_usd = sessions.unspent_usd(purse)
+          if models:
+            return models
+          if needed_usd * (1 + ROUNDING) > unspent_usd:
+            break
+          await sessions.changed.wait()
+    except TimeoutError:
+      raise Refusal(
+        503,
+        "Calls in flight reserve what is left of a cap. Send the call again.",
+        "budget_reserved",
+      ) from None
+    if is_led and not (call.is_last or purse.is_over):
+      if not (call.conversation.records or purse.aside_usd):
+        raise self._refuse(call, needed_usd + call.aside_usd, "With a last turn, the")
+      call.begin_last_turn()
+      return await self.find_affordable(call)
+    raise self._refuse(call, needed_usd)
+
+  def _prepare(self, call: ClientCall) -> list[int]:
+    """Prepare a call for each model, and list the models that could answer it.
+
+    Raises:
+      Refusal: no model offers the form.
+    """
+    if not call.offers:
       call.warn(self.config.warn_share)
       for upstream in self.upstreams:
-        call.prepared.append(upstream.prepare(call, self.config))
+        call.offers.append(upstream.prepare(call, self.config))
     offering = []
     for model, upstream in enumerate(self.upstreams):
       if upstream.offers(call.form):
@@ -77,46 +119,36 @@ class Budgets:
         f"No model of this server offers {call.form.path}. "
         "Use another form (--config.models.forms).",
       )
-    fitting = [model for model in offering if call.prepared[model].fits_window]
-    offering = fitting or [
+    fitting = [model for model in offering if call.offers[model].fits_window]
+    return fitting or [
       max(offering, key=lambda model: self.upstreams[model].limits.context_tokens)
     ]
-    needed_usd = min(
-      call.prepared[model].offer(0.0).worst_case_usd for model in offering
-    )
-    try:
-      async with asyncio.timeout(self.config.models.timeout_s):
-        while True:
-          sessions.changed.clear()
-          room_usd = sessions.room_usd(purse)
-          call.offers = [prepared.offer(room_usd) for prepared in call.prepared]
-          models = []
-          for model in offering:
-            if sessions.allows(purse, model, call.offers[model].worst_case_usd):
-              models.append(model)
-          if models:
-            return models
-          if needed_usd * (1 + ROUNDING) > sessions.unspent_usd(purse):
-            raise self._refuse(call, needed_usd)
-          await sessions.changed.wait()
-    except TimeoutError:
-      raise Refusal(
-        503,
-        "Calls in flight reserve what is left of a cap. Send the call again.",
-        "budget_reserved",
-      ) from None
 
-  def _refuse(self, call: ClientCall, needed_usd: float) -> Refusal:
+  def _list_fitting(self, call: ClientCall, offering: list[int]) -> list[int]:
+    """Offer a call to each model, and list those whose worst case fits all budgets."""
+    room_usd = self.sessions.room_usd(call.purse)
+    call.offers = [offer.shrink(room_usd) for offer in call.offers]
+    models = []
+    for model in offering:
+      worst_case_usd = call.offers[model].worst_case_usd
+      if self.sessions.allows(call.purse, model, worst_case_usd):
+        models.append(model)
+    return models
+
+  def _refuse(
+    self, call: ClientCall, needed_usd: float, subject: str = "The"
+  ) -> Refusal:
     """Make the refusal of a call that fits no budget.
 
     Args:
       needed_usd: the least worst case of the call in US dollars.
+      subject: the beginning of the sentence about these dollars.
     """
     purse = call.purse
     spent_usd = purse.dollars.settled_usd
     return Refusal(
       402,
-      f"Session {purse.name} has cost ${spent_usd:.6f}; the next call needs "
+      f"Session {purse.name} has cost ${spent_usd:.6f}. {subject} next call needs "
       f"${needed_usd:.6f}. The session's cap or --config.max_total_usd forbids it. "
       "End the task without a further call.",
       "insufficient_quota",
@@ -169,17 +201,18 @@ class RoutedCall:
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
     }
-    return self.call.headers | write_headers(values)
+    return self.call.answer_headers | write_headers(values)
 
   def begin(self) -> None:
     """Begin an attempt, and reserve its worst case in all budgets."""
     call = self.call
-    request = call.prepared[self.step.model].request
+    request = self.offer.request
     # The next call has the newest message without the note.
     count = len(request[call.form.history]) - bool(call.note)
     call.prefix = (count, hash_prefix(call.form, request, count))
+    aside_usd = None if call.is_last else call.aside_usd
     self.last_attempt = self.budgets.sessions.begin(
-      call.purse, call.conversation, self.step, self.offer.worst_case_usd
+      call.purse, call.conversation, self.step, self.offer.worst_case_usd, aside_usd
     )
 
   def end(
@@ -295,7 +328,7 @@ class RoutedCall:
       count = call.body.get("n") or 1
       is_cut = self.offer.is_sent and len(meter.cut) == count
       most_tokens = count * self.offer.reply_tokens * is_cut
-      bill = meter.bill(upstream.price, bill.usd, most_tokens)
+      bill = upstream.bill(meter, bill.usd, most_tokens)
     if bill.problem:
       problem = f"error: {upstream.name} counts as ${bill.usd:.6f}. {bill.problem}"
       print(problem, file=sys.stderr)

@@ -79,6 +79,10 @@ class Sessions:
     with self._db:
       self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
 
+  def close(self) -> None:
+    """Close the database file."""
+    self._db.close()
+
   def commit(self, *statements: Statement) -> list[int]:
     """Commit what waits and then these statements; return the row of each.
 
@@ -133,6 +137,9 @@ class Sessions:
           "WHERE purse = ? AND model > ? AND kind <> ?"
         )
         purse.large_calls = self.read(count, id_, SMALL, FAILED)[0][0]
+        select_aside = "SELECT aside_usd FROM last_turns WHERE purse = ?"
+        for (aside_usd,) in self.read(select_aside, id_):
+          purse.set_aside(aside_usd)
         self._purses[id_] = purse
       purses.append(purse)
     return purses
@@ -167,12 +174,26 @@ class Sessions:
     return self.list_purses("id = ?", row)[0]
 
   def change_caps(self, purse: Purse, cap: Cap) -> None:
-    """Store new caps of a purse."""
+    """Store new caps of a purse; more dollars let a session go on."""
+    old_usd = purse.cap.usd
     update = "UPDATE purses SET call_limit = ?, usd_limit = ? WHERE id = ?"
-    self.commit((update, (cap.calls, cap.usd, purse.id)))
+    statements = [(update, (cap.calls, cap.usd, purse.id))]
+    is_raised = cap.usd is None or old_usd is not None and cap.usd > old_usd
+    if is_raised:
+      statements.append(("DELETE FROM last_turns WHERE purse = ?", (purse.id,)))
+    self.commit(*statements)
     purse.call_limit = cap.calls
     purse.dollars.change_limit(cap.usd)
+    if is_raised:
+      purse.set_aside(0.0)
     self.changed.set()
+
+  def is_led_by(self, conversation: Conversation | None) -> bool:
+    """Tell whether a conversation is the main agent's of a session with dollars."""
+    if not conversation or conversation.purse.cap.usd is None:
+      return False
+    select = "SELECT name FROM conversations WHERE purse = ? ORDER BY id LIMIT 1"
+    return self.read(select, conversation.purse.id) == [(conversation.name,)]
 
   def begin_conversation(self, purse: Purse, name: str, state: State) -> Conversation:
     """Store a new conversation of a purse."""
@@ -270,6 +291,7 @@ class Sessions:
     for budget in self._budgets(purse):
       limit_usd = math.inf if budget.limit_usd is None else budget.limit_usd
       limits.append(limit_usd - budget.settled_usd)
+    limits[0] -= purse.aside_usd or 0.0
     return min(limits)
 
   def room_usd(self, purse: Purse) -> float:
@@ -288,16 +310,19 @@ class Sessions:
     conversation: Conversation | None,
     step: Step,
     worst_case_usd: float,
+    aside_usd: float | None = 0.0,
   ) -> Attempt:
     """Begin an attempt: store it, and reserve its worst case in all budgets.
 
-    The caller must have checked that the worst case fits the budgets.
+    The caller must have checked that the worst case fits the budgets beside what is set
+    aside.
 
     Args:
       purse: the purse that pays.
       conversation: the conversation of the call; None for a side call.
       step: the step that the reply will belong to.
       worst_case_usd: the worst case of the attempt.
+      aside_usd: what is set aside for the last turn; None if the attempt is this turn.
 
     Raises:
       sqlite3.OperationalError: the file cannot be written; nothing has changed then.
@@ -312,7 +337,10 @@ class Sessions:
       ),
       ("UPDATE conversations SET changed_s = ? WHERE id = ?", (now_s, id_)),
       ("UPDATE purses SET changed_s = ? WHERE id = ?", (now_s, purse.id)),
+      *self._set_aside(purse, aside_usd),
     )
+    old_aside_usd = purse.aside_usd
+    purse.set_aside(aside_usd)
     reservations = []
     for budget in self._budgets(purse):
       reservations.append((budget, budget.reserve(worst_case_usd)))
@@ -321,7 +349,16 @@ class Sessions:
     purse.open[number] = id_
     if conversation:
       conversation.changed_s = now_s
-    return Attempt(purse, conversation, step, worst_case_usd, number, reservations)
+    return Attempt(
+      purse, conversation, step, worst_case_usd, old_aside_usd, number, reservations
+    )
+
+  def _set_aside(self, purse: Purse, aside_usd: float | None) -> list[Statement]:
+    """Return the statements that store what is set aside, if it has changed."""
+    if aside_usd == purse.aside_usd:
+      return []
+    replace = "INSERT OR REPLACE INTO last_turns VALUES (?, ?)"
+    return [(replace, (purse.id, aside_usd))]
 
   def end(
     self,
@@ -363,14 +400,19 @@ class Sessions:
         self._late.append((insert, (atom, attempt.conversation.id)))
       attempt.conversation.records.append(record)
       attempt.conversation.records.sort(key=lambda record: record.number)
+    purse = attempt.purse
+    if call is None and purse.is_over:
+      # The last turn was not made.
+      self._late += self._set_aside(purse, attempt.aside_usd)
     with contextlib.suppress(sqlite3.OperationalError):
       self.commit()
-    purse = attempt.purse
     for budget, reservation in attempt.reservations:
       budget.settle(reservation, usd)
     del purse.open[attempt.number]
     if call is None:
       purse.large_calls -= step.model != SMALL
+      if purse.is_over:
+        purse.set_aside(attempt.aside_usd)
     self.changed.set()
 
   def forget(self, purse: Purse) -> None:

@@ -46,6 +46,8 @@ CALL_IDS = {
   r"gpt|\bo\d": ".{1,40}",
   "": ".*",
 }
+# The field that may forbid all tools; without it, the tools go too.
+CHOICE = "tool_choice"
 ID_FIELDS = ("tool_call_id", "tool_use_id", "call_id")
 
 
@@ -66,6 +68,8 @@ class Change(NamedTuple):
 
   def apply(self, request: dict) -> dict:
     """Return a changed copy of a request; equal if the request lacks the field."""
+    if self.field == CHOICE:
+      return {name: request[name] for name in request if name not in (CHOICE, "tools")}
     if not self.field:
       return drop_edits(drop_reasoning(request))
     if self.field in DEMANDED:
@@ -161,6 +165,8 @@ def find_change(
   for name in DEMANDED:
     if name in words.replace(" ", "_") and re.search("miss|must|require", words):
       return Change(name, DEMANDED[name], True)
+  if request.get(CHOICE) == form.no_tool and CHOICE in words.replace(" ", "_"):
+    return Change(CHOICE)
   is_lasting = bool(NEVER.search(words))
   limits = [name for name in form.limits if request.get(name)]
   if limits and LIMIT.search(words) and is_lasting:

@@ -1,40 +1,56 @@
 """Ask upstream models for a client, within the limits that each model has."""
 
+import asyncio
+import codecs
+import contextlib
 import dataclasses
 import functools
+import json
 import math
-import time
+from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
-from baar_jax.episode import Step
 from baar_jax.llms.history import bound_tokens
-from baar_jax.llms.prices import CHARS_PER_TOKEN, ROUNDING, find_model, find_row
-from baar_jax.llms.provider import UNREADABLE, Outcome, clean, read_error
-from baar_serve.client import Client, Stream, Whole
-from baar_serve.config import ServeConfig, UpstreamsConfig
-from baar_serve.forms.wire import WireForm, drop_reasoning, pick_headers
-from baar_serve.records import Conversation, Purse
-from baar_serve.request import (
-  PASSED_HEADERS,
-  ClientHistory,
-  ClientRequest,
-  Refusal,
-  hash_prefix,
-  write_headers,
+from baar_jax.llms.prices import (
+  CHARS_PER_TOKEN,
+  COSTLIEST_TIER,
+  HOUR_WRITE,
+  ROUNDING,
+  PricedModel,
+  find_model,
+  find_row,
 )
+from baar_jax.llms.provider import (
+  LOST,
+  UNREADABLE,
+  Endpoint,
+  Outcome,
+  clean,
+  endpoints,
+  explain,
+  open_http,
+  read_error,
+  read_refusal,
+)
+from baar_serve.answer import Stream, Whole
+from baar_serve.call import ClientCall
+from baar_serve.config import ServeConfig, UpstreamsConfig
+from baar_serve.forms.wire import WireForm, pick_headers
+from baar_serve.meter import AnswerMeter, Bill
+from baar_serve.request import PASSED_HEADERS, Refusal, hash_prefix
 from baar_serve.settings import CALL_IDS, Change, find_change, fit_ids
 
 # The lowest limit on the tokens of a reply to which a cap may shrink it (our choice).
 LEAST_REPLY = 256
 # The most changes of one call that a model may ask for (our choice).
 MOST_CHANGES = 5
-# The warning to a client that may have rewritten the replies of this server.
-FOREIGN = (
-  "None of the replies in this history is of this server, so a new conversation began, "
-  "with a cap of its own if the session has no name. Name the session in the base URL "
-  "(/s/NAME/v1), and the conversation in the header x-baar-conversation."
-)
+# The tokens by which the prompt may grow between the call before the last turn and this
+# turn, the limit on its reply (both our choice), and the tokens of the choice "none".
+GROWTH = 16_384
+LAST_REPLY = 1024
+CHOICE_TOKENS = 64
+# Headers of a provider's error that go on to the client.
+RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 # An answer that has another form than expected raises one of these exceptions.
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 
@@ -104,110 +120,6 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   )
 
 
-@dataclasses.dataclass(eq=False)
-class ClientCall:
-  """A client's call, with the purse that pays and the conversation it belongs to.
-
-  Attributes:
-    request: the call as it came.
-    history: the messages of the body, read as an unfinished episode.
-    purse: the purse that pays.
-    conversation: the conversation; None for a side call, which is no step.
-    form: the wire form.
-    body: the JSON body.
-    call_s: seconds from the conversation's first call to this one.
-    is_foreign: whether the call begins a conversation with replies of another server.
-    start_s: when the call arrived, in seconds of the monotonic clock.
-    bound_tokens: an upper bound on the tokens of the prompt.
-    prepared: what each model would be asked; empty before the first look at budgets.
-    note: what the model is told of the caps; "" is nothing.
-    prefix: what the call leaves in a prompt cache: the number of messages and their
-      hash, as in `Cache`; None if no later call can use it.
-  """
-
-  request: ClientRequest
-  history: ClientHistory
-  purse: Purse
-  conversation: Conversation | None
-  start_s: float = dataclasses.field(default_factory=time.monotonic)
-
-  def __post_init__(self) -> None:
-    """Compute what is kept of the request."""
-    self.form = self.request.form
-    self.body = self.request.body
-    self.call_s = 0.0
-    self.is_foreign = False
-    if self.conversation:
-      state = self.conversation.state
-      self.call_s = time.time() - state.began_s
-      self.is_foreign = state.is_foreign and not self.conversation.records
-    self.bound_tokens = bound_tokens(self.body)
-    self.prepared: list[Prepared] = []
-    self.offers: list[Offer] = []
-    self.note = ""
-    self.prefix: tuple[int, str] | None = None
-
-  def write_steps(self) -> list[Step]:
-    """Write the conversation's steps so far, with the texts of the history.
-
-    A client may repeat a call, which gives two steps at one place. The last one counts.
-    """
-    records = self.conversation.records
-    return self.history.write_steps({record.place: record.step for record in records})
-
-  def warn(self, share: float | None) -> None:
-    """Tell the model what is left, from a used share of the caps on.
-
-    The client's own messages stay as they are, so that the conversation is known again.
-    """
-    left = self.purse.remaining_caps
-    if not share or not self.conversation or self.purse.used_share < share:
-      return
-    amounts = []
-    if left.usd is not None:
-      amounts.append(f"${left.usd:.4f}")
-    if left.calls is not None:
-      amounts.append(f"{left.calls} calls of the larger model")
-    note = f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)"
-    noted = self.form.add_note(self.body, note)
-    if noted:
-      self.note = note
-      self.body = noted
-      self.bound_tokens += len(note.encode())
-
-  def write_body(self, model: int) -> dict:
-    """Return the body without the reasoning up to the last reply of another model.
-
-    Models sign or encrypt their reasoning, and no other model can read it.
-    """
-    history = self.form.history
-    entries = self.body[history]
-    own = len(entries)
-    for record in reversed(self.conversation.records if self.conversation else ()):
-      if record.step.model != model:
-        kept = drop_reasoning(entries[:own]) + entries[own:]
-        return {**self.body, history: kept}
-      if record.cache:
-        own = record.cache.messages
-    return self.body
-
-  @property
-  def headers(self) -> dict[str, str]:
-    """Return the headers of an answer with the purse's dollars and remaining caps."""
-    purse = self.purse
-    left = purse.remaining_caps
-    return write_headers(
-      {
-        "session-id": quote(purse.name, safe=" "),
-        "conversation": self.conversation and self.conversation.id,
-        "session-usd": purse.dollars.settled_usd,
-        "left-usd": left.usd,
-        "left-large-calls": left.calls,
-        "warning": FOREIGN if self.is_foreign else None,
-      }
-    )
-
-
 class PromptBound(NamedTuple):
   """Numbers of tokens of a prompt: an upper bound, and an estimate."""
 
@@ -215,17 +127,20 @@ class PromptBound(NamedTuple):
   expected_tokens: int
 
 
-class Prepared(NamedTuple):
-  """A call as one model would get it.
+class Offer(NamedTuple):
+  """What one model may be asked for a call, and what this may cost.
 
   Attributes:
     request: the request, before its limit on the reply shrinks.
     least_tokens: the lowest limit on the reply that is sent.
     most_tokens: the limit on the reply if the budgets have room for it.
-    prompt_usd: the worst case of the prompt in US dollars.
     is_ours: whether neither the client nor the configuration sets the limit.
+    prompt_usd: the worst case of the prompt in US dollars.
     token_usd: the worst case of each token of the reply's limit.
     fits_window: whether the prompt is expected to fit the model's window.
+    aside_usd: the worst case of a last turn after this call in US dollars.
+    reply_tokens: the limit on the tokens of the reply.
+    is_sent: whether the request has the limit. Without a cap, this server adds none.
   """
 
   request: dict
@@ -235,8 +150,16 @@ class Prepared(NamedTuple):
   prompt_usd: float
   token_usd: float
   fits_window: bool
+  aside_usd: float
+  reply_tokens: int = 0
+  is_sent: bool = True
 
-  def offer(self, room_usd: float) -> "Offer":
+  @property
+  def worst_case_usd(self) -> float:
+    """Return the worst case of the call in US dollars."""
+    return self.prompt_usd + self.reply_tokens * self.token_usd
+
+  def shrink(self, room_usd: float) -> "Offer":
     """Shrink the limit on the reply to what the budgets have room for."""
     tokens = self.most_tokens
     most_usd = self.prompt_usd + tokens * self.token_usd
@@ -244,21 +167,7 @@ class Prepared(NamedTuple):
       tokens = int((1 - ROUNDING) * (room_usd - self.prompt_usd) / self.token_usd)
     tokens = min(self.most_tokens, max(self.least_tokens, tokens))
     is_sent = not self.is_ours or room_usd < math.inf
-    return Offer(tokens, self.prompt_usd + tokens * self.token_usd, is_sent)
-
-
-class Offer(NamedTuple):
-  """What a call of one model may cost.
-
-  Attributes:
-    reply_tokens: the limit on the tokens of the reply.
-    worst_case_usd: the worst case with this limit.
-    is_sent: whether the request has the limit. Without a cap, this server adds none.
-  """
-
-  reply_tokens: int
-  worst_case_usd: float
-  is_sent: bool
+    return self._replace(reply_tokens=tokens, is_sent=is_sent)
 
 
 def is_refused(answer: Whole | Stream | Outcome) -> bool:
@@ -266,14 +175,23 @@ def is_refused(answer: Whole | Stream | Outcome) -> bool:
   return isinstance(answer, Outcome) and answer.status in (400, 422)
 
 
-class Upstream(Client):
+@dataclasses.dataclass(eq=False)
+class Upstream(PricedModel):
   """An upstream model, to which this server forwards clients' calls.
 
   Attributes:
+    config: the configuration of the models.
+    config_index: the model's index in the configuration.
+    multiples: the multiples of the list price that the last answer told. Before one,
+      a public endpoint may have the costliest service tier.
+    http: the HTTP client of the endpoint.
     limits_A: the limits of all models.
     limits: the limits of this one.
     changes: what the model has never taken so far, by wire form and field.
   """
+
+  config: UpstreamsConfig
+  config_index: int
 
   def __post_init__(self) -> None:
     """Prepare the HTTP client, and look up the limits of all models.
@@ -281,11 +199,25 @@ class Upstream(Client):
     Raises:
       ValueError: a key is missing.
     """
-    super().__post_init__()
+    self.use(endpoints(self.config)[self.config_index])
     indices = range(len(self.config.names))
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
     self.changes: dict[tuple[str, str], Change] = {}
+
+  def use(self, endpoint: Endpoint) -> None:
+    """Prepare the HTTP client of an endpoint; no connection is opened yet.
+
+    Raises:
+      ValueError: the key is missing.
+    """
+    self.endpoint = endpoint
+    self.name = endpoint.model
+    tier = 1.0 if endpoint.is_private else COSTLIEST_TIER
+    self.multiples = {"service_tier": tier}
+    self._key = endpoint.key()
+    self.http = open_http(self.config.timeout_s)
+    self.http.base_url = endpoint.base_url
 
   def offers(self, form: WireForm) -> bool:
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
@@ -293,14 +225,33 @@ class Upstream(Client):
     # One text counts for all models.
     return form.path in forms[self.config_index % len(forms)].split()
 
-  def prepare(self, call: "ClientCall", config: ServeConfig) -> "Prepared":
+  def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
+    """Compute the worst case of one attempt, in dollars.
+
+    The costlier one of the service tiers that the last answer and the request name
+    counts.
+
+    Args:
+      request: the request.
+      prompt_tokens: an upper bound on the tokens of the prompt.
+      reply_tokens: the limit on the tokens of a reply.
+    """
+    tokens = reply_tokens * (request.get("n") or 1)
+    usd = self.worst_case_usd(prompt_tokens, tokens)
+    if prompt_tokens and '"1h"' in json.dumps(request):
+      usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    terms = AnswerMeter(multiples={**self.multiples})
+    terms.note_terms(request)
+    return usd * math.prod(terms.multiples.values())
+
+  def prepare(self, call: ClientCall, config: ServeConfig) -> Offer:
     """Write a call's request to this model, and bound its tokens and dollars.
 
     The limit on the reply of a client that sets none is the configured one, else the
-    model's longest reply, as far as the window has room for it. See also `Offer`.
+    model's longest reply, as far as the window has room for it.
     """
     form = call.form
-    request = form.write_request(call.write_body(self.config_index), self.endpoint)
+    request = form.write_request(call.write_prompt(self.config_index), self.endpoint)
     pattern = find_row(CALL_IDS, self.name)
     if pattern != ".*":
       request[form.history] = fit_ids(request[form.history], pattern)
@@ -308,6 +259,10 @@ class Upstream(Client):
       if path == form.path:
         request = change.apply(request)
     prompt = self._bound_prompt(call, request)
+    prompt_tokens = prompt.tokens
+    if call.is_last:
+      request = form.forbid_tools(request)
+      prompt_tokens += CHOICE_TOKENS
     most = form.find_limit(request) or config.max_reply_tokens
     is_ours = not most
     if most and self.limits.is_known:
@@ -316,17 +271,21 @@ class Upstream(Client):
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
     least = min(LEAST_REPLY, most)
-    return Prepared(
+    prompt_usd = self.bound_usd(request, prompt_tokens, 0)
+    token_usd = self.bound_usd(request, 0, 1)
+    grown_usd = prompt_usd * (1 + GROWTH / prompt_tokens)
+    return Offer(
       request,
       least,
       most,
       is_ours,
-      self.bound_usd(request, prompt.tokens, 0),
-      self.bound_usd(request, 0, 1),
+      prompt_usd,
+      token_usd,
       prompt.expected_tokens + least <= self.limits.context_tokens,
+      grown_usd + min(LAST_REPLY, most) * token_usd,
     )
 
-  def _bound_prompt(self, call: "ClientCall", request: dict) -> "PromptBound":
+  def _bound_prompt(self, call: ClientCall, request: dict) -> PromptBound:
     """Bound the tokens of a request's prompt.
 
     If a model with this model's tokenizer has already read the first messages in an
@@ -355,7 +314,7 @@ class Upstream(Client):
       best = min(best, PromptBound(tokens + new_tokens, expected_tokens))
     return best
 
-  async def attempt(self, call: "ClientCall", offer: Offer) -> Whole | Stream | Outcome:
+  async def attempt(self, call: ClientCall, offer: Offer) -> Whole | Stream | Outcome:
     """Send a call to this model once.
 
     If the model refuses a setting, the reasoning in the call, or a limit on the reply,
@@ -369,22 +328,21 @@ class Upstream(Client):
     Returns:
       A whole answer in the call's wire form, a stream, or the failure.
     """
-    prepared = call.prepared[self.config_index]
-    request = {**prepared.request}
+    request = {**offer.request}
     if offer.is_sent:
       field = self.config.token_limit_field
       request = call.form.limit_reply(request, offer.reply_tokens, field)
     if self.endpoint.is_openai and call.conversation:
       # Calls with one key are more likely to find their prompt cache.
       request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
-    path = f"{call.form.path}?{call.request.query}".rstrip("?")
+    path = f"{call.form.path}?{call.query}".rstrip("?")
     send = functools.partial(
       self.send,
       call.form,
       path=path,
-      headers=pick_headers(call.request.headers, PASSED_HEADERS),
+      headers=pick_headers(call.headers, PASSED_HEADERS),
     )
-    is_added = prepared.is_ours and offer.reply_tokens == prepared.most_tokens
+    is_added = offer.is_ours and offer.reply_tokens == offer.most_tokens
     changes = []
     answer = await send(request)
     while is_refused(answer) and len(changes) < MOST_CHANGES:
@@ -408,6 +366,50 @@ class Upstream(Client):
       except MALFORMED:
         answer = UNREADABLE
     return answer
+
+  def bill(self, meter: AnswerMeter, worst_case_usd: float, most_tokens: int) -> Bill:
+    """Compute the dollars of an answer; see `AnswerMeter.bill`."""
+    return meter.bill(self.price, worst_case_usd, most_tokens)
+
+  async def send(
+    self, form: WireForm, request: Mapping, path: str, headers: Mapping[str, str]
+  ) -> Whole | Stream | Outcome:
+    """Make one attempt at a call.
+
+    Args:
+      form: the wire form of the call.
+      request: the request.
+      path: the path below the base URL.
+      headers: headers of the client that go on to the provider.
+
+    Returns:
+      The whole answer; a stream if the request asks for a stream; or the outcome of an
+      attempt that failed. No exception other than a cancellation is raised.
+    """
+    # The JSON text is pure ASCII: it escapes all other characters.
+    content = json.dumps(request)
+    own_headers = form.list_headers(self.endpoint, self._key)
+    own_headers |= {"content-type": "application/json", **headers}
+    sent = self.http.build_request("POST", path, content=content, headers=own_headers)
+    until_s = asyncio.get_running_loop().time() + self.config.timeout_s
+    try:
+      async with asyncio.timeout_at(until_s):
+        response = await self.http.send(sent, stream=True)
+      meter = AnswerMeter(counts_beside=form.counts_beside, is_hourly='"1h"' in content)
+      stream = Stream(response, until_s, meter)
+      kind = response.headers.get("content-type", "")
+      is_stream = request.get("stream") and kind.startswith("text/event-stream")
+      if is_stream and response.is_success:
+        return stream
+      async with contextlib.aclosing(response):
+        content = b"".join([block async for block in stream.read()])
+    except LOST as failure:
+      return explain(failure)
+    if response.is_success:
+      fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
+      return UNREADABLE if fields is None else Whole(fields, meter)
+    passed = pick_headers(response.headers, RETRY_HEADERS)
+    return read_refusal(response.status_code, content, passed, self._key)
 
   def list_changes(self) -> list[dict]:
     """List what the model has never taken, and what is sent in its place."""

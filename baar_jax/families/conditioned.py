@@ -1,6 +1,6 @@
 """Train and open the budget-conditioned router, and store its value heads (ours)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from baar_jax.conditioned.policy import (
   ValueFunction,
 )
 from baar_jax.config import Config
+from baar_jax.episode import Episode
 from baar_jax.families.family import Family, cap_each
 from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
 from baar_jax.llms.prices import open_billing
@@ -20,9 +21,12 @@ from baar_jax.mesh import exchange
 from baar_jax.paper.references import mean_large_usd, profile_tasks
 from baar_jax.router.inputs import StateReader
 from baar_jax.run import RouterFiles, Run, load_value_episodes, load_vocabulary
+from baar_jax.store import Store
 
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 DEFAULT = "default.npz"  # The name of the file with the default cost weight.
+# Loads stored episodes of a configuration.
+Load = Callable[[Store, Config], list[Episode]]
 
 
 class Conditioned(Family):
@@ -62,8 +66,12 @@ class Conditioned(Family):
     values = ValueFunction(load_heads(files), weights, open_billing(config.models))
     return ConditionedPolicy(spec, StateReader(load_vocabulary(files)), values)
 
-  def train(self, run: Run) -> None:
+  def train(self, run: Run, load: Load = load_value_episodes) -> None:
     """Fit the value heads with each training seed.
+
+    Args:
+      run: the run.
+      load: loads the episodes of training tasks to learn from.
 
     Raises:
       ValueError: a loss is not finite.
@@ -78,7 +86,7 @@ class Conditioned(Family):
         unfitted.append(files)
     if not unfitted:
       return
-    episodes = load_value_episodes(run.store, run.config)
+    episodes = load(run.store, run.config)
     unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
     # All training seeds learn from the same transitions, so they are read once.
     vocabulary = load_vocabulary(run.files())

@@ -49,6 +49,7 @@ class Messages(WireForm):
   opening = ("system", "tools", "tool_choice", "thinking")
   limits = ("max_tokens",)
   unpriced = ("speed", "inference_geo")
+  no_tool = {"type": "none"}
   counts_beside = True
   endings = ("message_stop",)
 

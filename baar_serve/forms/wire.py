@@ -25,6 +25,7 @@ class WireForm:
     system: field of a request that has the system text; "" if it is in the messages.
     limits: fields of a request that limit the tokens of a reply.
     text_type: type of a part of a message that is a text.
+    no_tool: value of the field `tool_choice` that forbids calls of tools.
     unpriced: fields of a request whose effect on the cost only the provider knows.
     counts_beside: whether `input_tokens` leaves out the tokens of prompt caches.
     endings: types or texts of the events that end a stream.
@@ -40,6 +41,7 @@ class WireForm:
   opening: tuple[str, ...]
   limits: tuple[str, ...]
   text_type = "text"
+  no_tool: str | dict = "none"
   unpriced: tuple[str, ...] = ()
   counts_beside = False
   endings: tuple[str, ...]
@@ -108,6 +110,15 @@ class WireForm:
     else:
       return None
     return {**body, self.history: [*entries, {**newest, field: text}]}
+
+  def forbid_tools(self, request: dict) -> dict:
+    """Return a copy of a request in which the model may call none of the tools."""
+    choice = {}
+    if request.get("tools"):
+      choice["tool_choice"] = self.no_tool
+    if request.get("functions"):
+      choice["function_call"] = "none"
+    return request | choice
 
   def read_turns(self, body: Mapping) -> list[Turn]:
     """Read the system text and the messages of a request.

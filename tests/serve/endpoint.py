@@ -6,9 +6,10 @@ from starlette.testclient import TestClient
 
 from baar_jax.rollout.specs import Decision
 from baar_serve.__main__ import build
+from baar_serve.call import ClientCall
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.forms.chat_completions import FORM
-from baar_serve.request import ClientKey, ClientRequest
+from baar_serve.request import ClientKey
 
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
@@ -74,10 +75,9 @@ class Client:
   def receive(self, headers=(), **fields):
     """Find the purse and the conversation of a chat completion that is not made."""
     body = {"model": "baar", "messages": ASK} | fields
-    request = ClientRequest(
-      ClientKey(), FORM, {"x-session-id": "s"} | dict(headers), body
-    )
-    return self.http.app.desk.receive(request)
+    call = ClientCall(ClientKey(), FORM, {"x-session-id": "s"} | dict(headers), body)
+    self.http.app.desk.receive(call)
+    return call
 
   def post(self, path, body, headers=None):
     """Send a body as JSON."""

@@ -21,16 +21,15 @@ from baar_serve import __main__ as serve
 from baar_serve import config as serve_config
 from baar_serve import traces
 from baar_serve.app import App
+from baar_serve.call import ClientCall
 from baar_serve.forms import FORMS
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import (
   ClientKey,
-  ClientRequest,
   read_body,
   read_history,
 )
 from baar_serve.routed import RoutedCall
-from baar_serve.upstream import ClientCall
 
 # No model answers at this address.
 MODELS = SimpleNamespace(url="http://127.0.0.1:9/v1")
@@ -91,13 +90,15 @@ def read_messages(tmp: Path, value: object, path: str) -> None:
 def send_sound(client: Client) -> None:
   """Send a call with sound to an endpoint."""
   body = {"model": "baar", "messages": [{"type": "input_audio"}]}
-  client.exchange.deliver(ClientRequest(ClientKey(), FORM, {}, body), None)
+  client.exchange.deliver(ClientCall(ClientKey(), FORM, {}, body), None)
 
 
 def receive(app: App) -> ClientCall:
   """Send a call of the session "s" to an application."""
   body = {"model": "baar", "messages": ASK}
-  return app.desk.receive(ClientRequest(ClientKey(), FORM, {"x-session-id": "s"}, body))
+  call = ClientCall(ClientKey(), FORM, {"x-session-id": "s"}, body)
+  app.desk.receive(call)
+  return call
 
 
 def decide(app: App) -> RoutedCall:

@@ -1,6 +1,6 @@
 """Play random schedules of clients against an endpoint that is killed, and check its bill.
 
-PYTHONPATH=.:tests python tests/serve/schedules.py 1000 [seed]
+PYTHONPATH=.:tests python tests/serve/schedules.py 1000 [seed]   # odd: with last turns
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from standin import StandIn
 
 from baar_jax.llms import provider
 from baar_serve import __main__ as serve
+from baar_serve import upstream as upstreams
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.sessions import Sessions
 
@@ -50,6 +51,7 @@ LOST = (httpx2.TransportError, httpx2.StreamError)
 def serve_forever(config: ServeConfig) -> None:
   """Serve in a process of its own, whose disk is full at some of its writes."""
   provider.BACKOFF_S = 0.01
+  upstreams.GROWTH = 1000
   execute = Sessions._execute
   draw = random.Random(str(time.time()))
 
@@ -84,6 +86,10 @@ class Server:
         return httpx2.get(f"{self.url}/health").raise_for_status()
       time.sleep(0.1)
     raise ChildProcessError("the endpoint does not start")
+
+  @property
+  def pid(self) -> int:
+    return self._process.pid
 
   def restart(self) -> None:
     self.close()
@@ -195,10 +201,9 @@ class Schedule:
     allowed = {200, 402, 429, 500, 502, 503, 504, "left", "lost"}
     assert self.statuses <= allowed, self.statuses
     if self.cap_usd is not None:
+      left_usd = session["left_usd"] + (session["last_turn_usd"] or 0.0)
       assert spent_usd <= self.cap_usd + TOLERANCE_USD, context
-      assert (
-        abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD
-      ), context
+      assert abs(left_usd - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD, context
     if self.cap_calls is not None:
       large_steps = sum(step["model"] == "gpt-4.1" for step in steps)
       assert large_steps <= session["large_calls"] <= self.cap_calls, context
@@ -240,7 +245,12 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     names=(*PRICES,), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
   )
   config = ServeConfig(
-    name="s", runs=runs, models=models, policy="random", max_sessions=10
+    name="s",
+    runs=runs,
+    models=models,
+    policy="random",
+    max_sessions=10,
+    last_turn=seed % 2 == 1,
   )
   upstream = StandIn(WORDS, stall_s=4.0, chunk_s=0.01)
   upstream.fault = lambda number, request: (

@@ -16,9 +16,10 @@ from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_jax.run import Run
 from baar_serve.__main__ import serve
+from baar_serve.call import ClientCall
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.records import Conversation
-from baar_serve.request import ClientKey, ClientRequest
+from baar_serve.request import ClientKey
 
 
 def test_histories_keep_tasks_apart_without_names(client, upstream):
@@ -56,10 +57,10 @@ def test_histories_keep_tasks_apart_without_names(client, upstream):
   for _ in range(2):
     client.chat("")
   messages = [*ASK, assistant(REPLY)]
-  request = ClientRequest(
-    ClientKey(), FORM, {}, {"model": "baar", "messages": messages}
-  )
-  twins = [client.http.app.desk.receive(request) for _ in "ab"]
+  body = {"model": "baar", "messages": messages}
+  twins = [ClientCall(ClientKey(), FORM, {}, body) for _ in "ab"]
+  for call in twins:
+    client.http.app.desk.receive(call)
   assert len({call.conversation.id for call in twins}) == 2
 
 

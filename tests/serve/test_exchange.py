@@ -5,19 +5,21 @@ import concurrent.futures
 import functools
 import sqlite3
 import threading
+import time
 from unittest import mock
 
 import pytest
-from endpoint import ASK, REPLY, assistant, user
+from endpoint import ASK, REPLY, Client, assistant, user
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
 from baar_jax.llms.ledger import FAILED
 from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
+from baar_serve.call import ClientCall
 from baar_serve.exchange import Delivery
 from baar_serve.forms.chat_completions import FORM
-from baar_serve.request import ClientKey, ClientRequest
+from baar_serve.request import ClientKey
 
 
 def test_a_named_call_gets_the_answer_that_is_being_made(client, upstream):
@@ -94,6 +96,23 @@ def test_a_session_with_a_call_in_flight_has_no_score(client):
   sessions.end(aside, FAILED)
 
 
+def test_a_server_that_ends_closes_its_connections(tmp_path, upstream):
+  """The call in flight is cancelled, and counts at its worst case."""
+  upstream.latency_s = 2.0
+  with Client(tmp_path, upstream) as client:
+    body = {"model": "baar", "messages": ASK}
+    call = ClientCall(ClientKey(), FORM, {"x-session-id": "s"}, body)
+    receive = client.http.app.desk.receive
+    client.http.portal.call(client.exchange.deliver, call, receive)
+    while not upstream.seen:
+      time.sleep(0.01)
+  assert client.exchange.upstreams[0].http.is_closed
+  with pytest.raises(sqlite3.ProgrammingError):
+    client.exchange.sessions.read("SELECT 1")
+  with Client(tmp_path, upstream) as client:
+    assert client.session()["spent_usd"] > 0.0004
+
+
 def test_a_failed_batch_ends_only_the_call_that_ran_it():
   """The first call decides for all and fails. Then the second decides for both."""
   picks = iter((0, 2))
@@ -140,15 +159,15 @@ def test_a_cancelled_call_keeps_others_out_until_its_thread_ends():
 def test_a_full_disk_forgets_no_answer_that_is_being_made(client, monkeypatch):
   exchange = client.exchange
   monkeypatch.setattr(exchange, "start", lambda work: work.close())
-  request = ClientRequest(ClientKey(), FORM, {}, {"model": "baar", "messages": ASK})
+  call = ClientCall(ClientKey(), FORM, {}, {"model": "baar", "messages": ASK})
   refuse = mock.Mock(side_effect=sqlite3.OperationalError)
 
   async def deliver():
-    first = exchange.deliver(request, client.http.app.desk.receive)
+    first = exchange.deliver(call, client.http.app.desk.receive)
     with pytest.raises(sqlite3.OperationalError):
-      exchange.deliver(request, refuse)
+      exchange.deliver(call, refuse)
     first.is_dropped = True  # Its client leaves, and calls again.
-    return first, exchange.deliver(request, refuse)
+    return first, exchange.deliver(call, refuse)
 
   first, again = asyncio.run(deliver())
   assert again is first

@@ -11,7 +11,7 @@ from baar_jax.llms.history import ToolCall, Turn
 from baar_jax.llms.prices import Price
 from baar_jax.llms.provider import read_error
 from baar_jax.llms.usage import ImpossibleUsage, Meter
-from baar_serve.client import Stream
+from baar_serve.answer import Stream
 from baar_serve.forms import FORMS
 from baar_serve.meter import AnswerMeter
 from baar_serve.request import hash_turn, read_history

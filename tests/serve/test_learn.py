@@ -1,19 +1,30 @@
 """Test that one command plays an agent, trains, and goes on after it was killed."""
 
+import contextlib
 import dataclasses
 import itertools
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import httpx2
 import pandas as pd
 import pytest
+import standin
 from endpoint import ASK, REPLY, Client, assistant, user
+from standin import StandIn
 
 from baar_jax.config import ValueConfig
 from baar_jax.families.conditioned import load_default
+from baar_jax.rollout.jobs import ALWAYS_LARGE
+from baar_serve.again import roll_back
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
-from baar_serve.learn import AgentCommand, judge, learn
+from baar_serve.episodes import name_task
+from baar_serve.learn import AgentCommand, learn, play_all
+from baar_serve.rival import find_spec, list_rival_needs
+from baar_serve.verdict import compare, find_default, judge
 from configs import quickstart
 
 # Cached tokens have the input's price, because the stand-in knows the prompts of earlier
@@ -120,7 +131,11 @@ def test_a_killed_command_goes_on_to_the_same_result(start, tmp_path, upstream):
     (5, "echo much > $BAAR_SCORE; {agent}", "has the score 'much.*, not a number"),
     (5, "echo 7 > $BAAR_SCORE; {agent}", "has no score: .*less than or equal to 1"),
     (6, "{agent}; true", "a failed model has stopped it"),
-    (8, "sleep 60", "took longer than --agent_timeout_s; see .*agent.log"),
+    (
+      8,
+      "sleep 60 & echo $! >> {tmp}/pids; wait",
+      "took longer than --agent_timeout_s; see .*agent.log",
+    ),
     (7, "{agent}", r"the score 'much small-None-[0-9a-f]{12}-0\\n'"),
   ],
 )
@@ -136,8 +151,133 @@ def test_what_cannot_be_scored_stops_the_command(
   tasks.write_text("\n".join(map(str, range(count))))
   agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
   with pytest.raises(ValueError, match=problem):
-    words = f"sh -c '{script.format(agent=agent)}'"
-    learn(config, AgentCommand(words, timeout_s=30.0 * (count != 8)), str(tasks), 5.0)
+    words = f"sh -c '{script.format(agent=agent, tmp=tmp_path)}'"
+    learn(
+      config,
+      AgentCommand(words, timeout_s=2.0 if count == 8 else 30.0),
+      str(tasks),
+      5.0,
+    )
+  for pid in (tmp_path / "pids").read_text().split() if count == 8 else ():
+    # A process that is killed may need time, and then waits for its new parent.
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(200):
+      is_running = state.exists() and ") Z " not in state.read_text()
+      time.sleep(0.05 * is_running)
+    assert not is_running
+
+
+def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypatch):
+  """Of six tasks, the fourth is the test. The routers score 0.5, 0.4 and 0.6 in it."""
+  scores = {}
+
+  def play(config, run, url, agent, need):
+    messages = [user(f"Play {need.task.id}.")]
+    for _ in range(2):
+      place = f"{url}/s/{need.session}/v1/chat/completions"
+      httpx2.post(
+        place, json={"model": "baar", "messages": messages}
+      ).raise_for_status()
+      messages += [assistant(REPLY), user("On.")]
+    score = scores["router"] if need.selected.rule == "router" else 0.5
+    body = {"score": score, "task": need.task.id}
+    httpx2.post(f"{url}/v1/sessions/{need.session}/score", json=body)
+    return 0.0
+
+  def again(words="", **changes):
+    scores.update(changes)
+    tasks.write_text("\n".join("abcdef" + words))
+    learn(config, AgentCommand("play"), str(tasks), 100.0, True)
+
+  def read():
+    with contextlib.closing(open_run(config)) as run:
+      return (
+        run.config.value.updates,
+        find_default(run).key,
+        (run.dir / "older").exists(),
+      )
+
+  monkeypatch.setattr("baar_serve.learn.play_session", play)
+  config = start("mine")
+  tasks = tmp_path / "tasks.txt"
+  with pytest.raises(ValueError, match="mine has no router with a verdict. Leave out"):
+    again()
+  scores["router"] = 0.5
+  learn(config, AgentCommand("play"), str(tasks), 100.0)
+  first = read()
+  with (
+    contextlib.closing(open_run(config)) as run,
+    pytest.raises(ValueError, match="mine has no older router. Leave out --rollb"),
+  ):
+    roll_back(run)
+  with pytest.raises(ValueError, match="mine has no new session: its router was trai"):
+    again()
+  again("g", router=0.4)
+  assert read() == first
+  again("gh", router=0.6)
+  assert read() == (32, first[1].replace("30", "32"), True) and first[0] == 30
+  with contextlib.closing(open_run(config)) as run:
+    tests = run.store.tasks("test")
+    assert [task.id for task in tests] == ["d"] and len(run.store.tasks("train")) == 6
+    roll_back(run)
+  assert read() == (30, first[1], True)
+
+
+@pytest.fixture
+def rival(start, tmp_path, monkeypatch):
+  """rival(fault): play the test of five tasks by another router; return the run."""
+  with contextlib.ExitStack() as stack:
+
+    def play(fault):
+      other = stack.enter_context(StandIn(REPLY).running())
+      other.fault = fault
+      route = f"auto/1={other.url}"
+      config = dataclasses.replace(start("mine"), rivals=(route,))
+      run = stack.enter_context(contextlib.closing(open_run(config)))
+      for name in "abcde":
+        name_task(run.store, name, "", 9)
+      agent = f"{sys.executable} {tmp_path}/agent.py {tmp_path}/log"
+      command = AgentCommand(agent, tasks="abcde")
+      play_all(config, run, list_rival_needs(run, route), command, route)
+      return run, other, route
+
+    yield play
+
+
+def test_a_rival_plays_with_the_dollars_of_its_usage(rival, monkeypatch):
+  monkeypatch.setitem(standin.FAULTS, "stated", standin.fault(usage={"cost": 0.002}))
+  run, other, route = rival("stated")
+  assert {request["model"] for request in other.seen} == {"auto/1"}
+  (episode,) = run.store.episodes("rival-auto-1")
+  assert (episode.task_id, episode.score) == ("d", 1.0)
+  assert episode.cost_usd == pytest.approx(0.004) and run.budget.settled_usd == 0.004
+  assert list_rival_needs(run, route) == []
+  # Of two tests with the scores 1 and 0, the rival wins one: (1 + 1) / 4 - 1 / 16.
+  spec = find_spec(route)
+  keys = [ALWAYS_LARGE.key, spec.key]
+  data = SimpleNamespace(
+    per_task=lambda column: pd.DataFrame([[1, 0], [1, 1]], keys),
+    mean=lambda columns: pd.DataFrame({"cost_usd": [0.2, 0.3]}, keys),
+  )
+  monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
+  assert str(compare(run, ALWAYS_LARGE, spec)) == (
+    "score -0.250 ± 0.661, $0.200000 a test and $0.300000"
+  )
+
+
+@pytest.mark.parametrize("fault", ["unpriced", None])
+def test_a_rival_whose_dollars_are_unknown_stops(rival, fault):
+  """One has no usage, the other one a model without a price."""
+  with pytest.raises(
+    ValueError, match="The rival auto/1=.* reports no usage with a pri"
+  ):
+    rival(fault)
+
+
+def test_a_rival_that_does_not_answer_is_named(start, tmp_path):
+  config = dataclasses.replace(start("mine"), rivals=("auto=http://127.0.0.1:9/v1",))
+  with pytest.raises(ValueError, match="The rival auto=.* does not answer .ConnectErr"):
+    learn(config, AgentCommand(""), "", 0.0)
 
 
 def test_no_session_starts_that_could_exceed_the_cap(start, tmp_path, monkeypatch):
@@ -223,11 +363,14 @@ def test_few_equal_scores_do_not_settle_the_verdict(
   """With two more tasks, the variance of N equal scores is 1 / (N + 2), so the half is
   2 / (N + 2). 6 (20 / 3)^2 = 266.7 tests would make 1 / 3 as narrow as 0.05: 261 more. If 46 of
   48 tasks are lost, the variance is 47 / 50 - 0.92^2."""
-  rows = pd.DataFrame([[0] * count, [1] * count, [1, 1] + [score] * (count - 2)])
-  data = SimpleNamespace(per_task=lambda column: rows)
-  monkeypatch.setattr("baar_serve.learn.load_split", lambda *_: data)
-  monkeypatch.setattr("baar_serve.learn.load_default", lambda _: 0.1)
-  run = SimpleNamespace(files=dict, store=None, config=quickstart.get_config())
+  keys = [ALWAYS_LARGE.key, "router"]
+  rows = pd.DataFrame([[1] * count, [1, 1] + [score] * (count - 2)], keys)
+  usd = pd.DataFrame({"cost_usd": [1, 1]}, keys)
+  data = SimpleNamespace(per_task=lambda column: rows, mean=lambda columns: usd)
+  monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
+  router = SimpleNamespace(key="router")
+  monkeypatch.setattr("baar_serve.verdict.find_default", lambda run: router)
+  run = SimpleNamespace(store=None, config=None)
   assert judge(run) == (
     f"Verdict: {verdict}. The router's score against always-LARGE's: {figures}, "
     "corrected for few tasks."

@@ -2,11 +2,12 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import standin
-from endpoint import ASK, REPLY, TOKENS, assistant, user
+from endpoint import ASK, REPLY, TOKENS, Client, assistant, user
 from standin_forms import Reply
 
 from baar_serve.config import UpstreamsConfig
@@ -393,7 +394,7 @@ def test_choices_that_a_usage_leaves_out_are_paid(
   upstream.fault = "cut"
   client.chat(n=3)
   worst = client.exchange.upstreams[0].prepare(client.receive(n=3), client.config)
-  expected = usd or worst.offer(1.0).worst_case_usd
+  expected = usd or worst.shrink(1.0).worst_case_usd
   assert client.session()["spent_usd"] == pytest.approx(expected)
   assert ("usage does not count them all" in capsys.readouterr().err) == (usd is None)
 
@@ -432,3 +433,99 @@ def test_a_providers_words_about_retries_reach_the_client(open_client, upstream)
   client = open_client(models={"retries": 0})
   reply = client.chat()
   assert (reply.status_code, reply.headers["retry-after"]) == (429, "7.5")
+
+
+TOOL = {"name": "go", "input_schema": {}, "parameters": {}, "function": {"name": "go"}}
+
+
+def play(client, path, most=40, **fields):
+  """Call until a call is refused; return the answers."""
+  history = []
+  answers = []
+  while len(history) < 2 * most and (not answers or answers[-1].status_code == 200):
+    history.append(user("Task: go. " * (10 if history else 1000)))
+    answers.append(call(client, path, history, tools=[TOOL], **fields))
+    history.append(assistant(WORDS))
+  return answers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", FORMS)
+def test_the_last_turn_hands_back_what_there_is(open_client, upstream, path, stream):
+  """The caches give no discount. Of five LARGE calls, the second is warned of."""
+  upstream.answer = WORDS
+  prices = (1.0, 1.0, 2.0), (5.0, 5.0, 10.0)
+  settings = dict(last_turn=True, warn_share=0.5, max_large_calls=2, policy="large")
+  client = open_client(models={"prices": prices}, max_usd=CAP_USD, **settings)
+  answers = play(client, path, stream=stream)
+  *texts, last = [json.dumps(request) for request in upstream.seen]
+  assert [answer.status_code for answer in answers] == [200] * len(upstream.seen) + [
+    402
+  ]
+  assert len(texts) > 5 and "Finish it soon" in texts[-1]
+  assert "Finish it soon" not in last and "hand back what there is" in last
+  assert ["hand back" in text or "tool_choice" in text for text in texts] == [
+    False
+  ] * len(texts)
+  none = {"type": "none"} if path == "messages" else "none"
+  assert upstream.seen[-1]["tool_choice"] == none and upstream.seen[-1]["tools"]
+  session = client.session()
+  usd = float(upstream.usd(dict(zip(("small", "large"), prices))))
+  assert 0.5 * CAP_USD < session["spent_usd"] <= CAP_USD
+  assert session["spent_usd"] == pytest.approx(usd)
+  assert session["large_calls"] == 2 and len(client.conversations()) == 1
+  # No other call is answered either, until the cap is raised.
+  assert client.chat(headers={"x-baar-conversation": "b"}).status_code == 402
+  client.http.patch("/v1/sessions/s", json={"max_usd": 1})
+  assert client.chat().status_code == 200
+
+
+def test_a_cap_without_room_for_a_last_turn_is_refused(open_client, upstream):
+  client = open_client(last_turn=True, max_usd=0.015)
+  answer = client.chat()
+  assert answer.status_code == 402 and not upstream.seen
+  assert (
+    "With a last turn, the next call needs $0.0" in answer.json()["error"]["message"]
+  )
+  assert client.chat(headers={"x-baar-max-usd": "0.01"}).status_code == 402
+  assert client.http.get("/v1/sessions/s").status_code == 404
+  assert open_client(max_usd=0.015, name="other").chat().status_code == 200
+
+
+def test_a_subagent_leaves_the_dollars_of_the_last_turn(tmp_path, upstream):
+  """They are kept while the server restarts, and a failed last turn can be repeated."""
+  settings = dict(last_turn=True, max_usd=0.0176, name="kept")
+  with Client(tmp_path, upstream, **settings) as client:
+    assert client.chat().status_code == 200
+    sub = {"x-baar-conversation": "sub"}
+    statuses = {client.chat(headers=sub).status_code for _ in range(30)}
+    assert statuses == {200, 402}
+    aside_usd = client.session()["last_turn_usd"]
+    assert client.session()["left_usd"] < 0.001 < 0.016 < aside_usd
+  with Client(tmp_path, upstream, **settings) as client:
+    assert client.session()["last_turn_usd"] == aside_usd
+    assert client.chat(headers=sub).status_code == 402
+    upstream.fault = ["400 no", "400 tool_choice: none is not supported"]
+    history = [*ASK, assistant(REPLY), user("on")]
+    statuses = []
+    for _ in range(3):
+      statuses.append(client.chat(messages=history, tools=[TOOL]).status_code)
+    assert statuses == [400, 200, 402]
+    assert [request.get("tool_choice") for request in upstream.seen[-3:]] == [
+      *("none", "none"),
+      None,
+    ]
+    assert "tools" not in upstream.seen[-1]
+  with Client(tmp_path, upstream, **settings) as client:
+    assert client.chat().status_code == 402 and client.session()["spent_usd"] <= 0.0176
+
+
+def test_one_of_many_calls_at_once_is_the_last_turn(open_client, upstream):
+  upstream.latency_s = 0.05
+  client = open_client(last_turn=True, max_usd=0.0176)
+  with ThreadPoolExecutor(8) as threads:
+    answers = [*threads.map(lambda n: client.chat(user=str(n)), range(40))]
+  texts = [json.dumps(request) for request in upstream.seen]
+  assert sum("hand back" in text for text in texts) == 1
+  assert {answer.status_code for answer in answers} == {200, 402}
+  assert 0.0002 < client.session()["spent_usd"] <= 0.0176

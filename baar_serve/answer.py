@@ -1,0 +1,74 @@
+"""Read the answer of a model whole or as a stream."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import httpx2
+
+from baar_serve.meter import AnswerMeter
+
+
+class Whole(NamedTuple):
+  """A whole answer of a provider.
+
+  Attributes:
+    fields: the JSON body, in the wire form of the call.
+    meter: the usage in it.
+  """
+
+  fields: dict
+  meter: AnswerMeter
+
+
+@dataclasses.dataclass
+class Stream:
+  """An answer of a provider, whose body is read while it arrives.
+
+  Attributes:
+    response: the open response.
+    until_s: the deadline, in seconds of the event loop's clock.
+    meter: what collects its usage.
+  """
+
+  response: httpx2.Response
+  until_s: float
+  meter: AnswerMeter = dataclasses.field(default_factory=AnswerMeter)
+
+  async def read(self) -> AsyncIterator[bytes]:
+    """Read the body in blocks of bytes.
+
+    Raises:
+      LOST: the body breaks off, is too long, or is late (an exception of the tuple
+        LOST).
+    """
+    blocks = self.response.aiter_raw()
+    while True:
+      async with asyncio.timeout_at(self.until_s):
+        block = await anext(blocks, None)
+      if block is None:
+        return
+      yield block
+
+  async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Read each server-sent event: its bytes, up to a blank line, and its data.
+
+    The caller must stop reading at the event that marks the end of the stream.
+
+    Raises:
+      LOST: the body breaks off, or ends while the caller still reads.
+    """
+    rest = b""
+    event = []
+    async for block in self.read():
+      # Lines of a stream end at \n only: the texts in it may contain other line ends,
+      # such as U+2028.
+      *lines, rest = (rest + block).split(b"\n")
+      for line in lines:
+        event.append(line + b"\n")
+        if not line.strip():
+          data = [line[5:].strip() for line in event if line.startswith(b"data:")]
+          yield b"".join(event), b"\n".join(data)
+          event = []
+    raise httpx2.ReadError("the stream ended before its end mark")
