@@ -28,7 +28,6 @@ from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT, NAME
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
-from baar_serve.offpolicy import list_estimates
 from baar_serve.plan import assign, has_router
 from baar_serve.request import ROUTER, ClientKey
 from baar_serve.sessions import Sessions
@@ -211,10 +210,6 @@ def build(config: ServeConfig, run: Run) -> App:
   app = App(exchange, keys)
   if is_collecting:
     app.desk.assign = functools.partial(assign, deciding)
-  if config.shadow:
-    files = find_router_files(config.router, run.files())
-    estimate = functools.partial(list_estimates, files, run.dir)
-    app.estimate = functools.lru_cache(1)(estimate)
   return app
 
 

@@ -70,14 +70,7 @@ async def live(app: "App") -> AsyncIterator[None]:
 
 
 class App(Starlette):
-  """The ASGI application of the endpoint: it answers clients by an `Exchange`.
-
-  Attributes:
-    estimate: with `--config.shadow`, returns the estimates of the router in a minute,
-      in rows of the page.
-  """
-
-  estimate: Callable[[float], list[dict]]
+  """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
 
   def __init__(
     self,
@@ -300,17 +293,13 @@ class App(Starlette):
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
     """Respond with the HTML page of the newest sessions, or of the one in the path."""
     exchange = self.exchange
-    estimates = []
     if "id" in request.path_params:
       purse = self._find_purse(request, key)
       fields = dict(session=self.desk.describe(purse, has_texts=True))
     else:
       purses = self._list_newest(request, key)
       minute = time.time() // 60
-      if exchange.config.shadow and key.operator:
-        estimates = await asyncio.to_thread(self.estimate, minute)
       fields = dict(
-        estimates=estimates,
         totals=self._list_totals(find_client(request, key), minute),
         changes=sum((found.list_changes() for found in exchange.upstreams), []),
         rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],

@@ -66,8 +66,6 @@ ELSEWHERE = {
   "learn.play_session",
   "learn.read_tasks",
   "loop._count_failures",
-  "offpolicy.estimate_router",
-  "offpolicy.read_sample",
   "process._ask",
   "process._kill",
   "process.call",

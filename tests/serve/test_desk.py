@@ -280,9 +280,7 @@ def test_a_shadow_decides_beside_the_policy_without_a_call(routed, upstream):
   (step,) = client.session()["steps"]
   assert (step["model"], step["router"]) == ("small", "large")
   assert len(upstream.seen) == 1
-  page = client.http.get("/").text
-  assert "1 routed otherwise" in page
-  assert "No session of a random policy" in page
+  assert "1 routed otherwise" in client.http.get("/").text
 
 
 def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
