@@ -28,7 +28,7 @@ and in the KL, which is measured from the SFT router.
 
 Rollouts are asked of a function `play`, which plays the missing ones with the loop of
 `rollout/loop.py`. The policy is a `RouterPolicy` that samples (router/policy.py).
-Checkpoints and the log are written by families/bopo.py.
+Checkpoints and the log are written by families/family.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
