@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from baar_jax.config import RECORDED, SEEDS, STORED, Config
 from baar_jax.envs import base, engines
-from baar_jax.envs.code.adapter import read_recording
+from baar_jax.envs.code.adapter import read_functions, read_recording
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import open_arrays, save_arrays
 from baar_jax.llms.history import NO_ACTION, NO_CODE, open_conversation
@@ -521,7 +521,6 @@ def open_pair(config: Config, path: Path) -> Pair:
   if models.kind == "scripted":
     return ScriptedPair(models, base.load(config.env.kind))
   if models.kind == RECORDED:
-    from baar_jax.envs.code.adapter import read_functions
     from baar_jax.llms.recorded import RecordedPair
 
     return RecordedPair(models, read_functions(config.env.options.get("data", "")))

@@ -33,6 +33,10 @@ class Gain(NamedTuple):
   tests: int
   missing: int
 
+  def __str__(self) -> str:
+    """Write the mean with half of its interval."""
+    return f"{self.mean:+.3f} ± {self.half:.3f}"
+
 
 def measure_gain(gain_N: np.ndarray) -> Gain:
   """Measure a mean difference of two scores in [0, 1] over tasks.
@@ -65,10 +69,7 @@ class Comparison(NamedTuple):
 
   def __str__(self) -> str:
     """Write the comparison."""
-    return (
-      f"score {self.gain.mean:+.3f} ± {self.gain.half:.3f}, ${self.usd:.6f} a test and "
-      f"${self.other_usd:.6f}"
-    )
+    return f"score {self.gain}, ${self.usd:.6f} a test and ${self.other_usd:.6f}"
 
 
 def compare(run: Run, policy: PolicySpec, other: PolicySpec) -> Comparison:
@@ -102,6 +103,6 @@ def judge(run: Run) -> str:
       "would settle it"
     )
   return (
-    f"Verdict: {verdict}. The router's score against always-LARGE's: "
-    f"{gain.mean:+.3f} ± {gain.half:.3f}, corrected for few tasks."
+    f"Verdict: {verdict}. The router's score against always-LARGE's: {gain}, "
+    "corrected for few tasks."
   )

@@ -1,13 +1,12 @@
 """Let cheaper models propose an action first, and a scorer accept it (FrugalGPT)."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
 from baar_jax.episode import SMALL, Episode, Reply, Step
-from baar_jax.families.family import Lesson, RouterFamily, divide, learn_stored
+from baar_jax.families.family import Lesson, RouterFamily, divide
 from baar_jax.learn.batches import Labels
 from baar_jax.llms.history import parse_action
 from baar_jax.rollout.jobs import stratified_spec
@@ -104,17 +103,12 @@ class Cascade(RouterFamily):
   labels: ClassVar[Labels] = FAILURES
   policy: ClassVar[type[RouterPolicy]] = CascadePolicy
 
-  def train(self, run: Run) -> None:
-    """Train the scorer with each training seed.
+  def prepare(self, run: Run, files: RouterFiles) -> Lesson:
+    """Load the episodes that the scorer learns from.
 
-    It learns from always-SMALL's trials, and from the stratified samples in which
-    another model than the costliest acted.
+    They are always-SMALL's trials, and the stratified samples in which another model
+    than the costliest acted.
     """
-    for files in run.all_files():
-      learn_stored(run, files, self.name, functools.partial(self._prepare, run, files))
-
-  def _prepare(self, run: Run, files: RouterFiles) -> Lesson:
-    """Load the episodes that the scorer learns from."""
     config = files.config
     profiles = load_profiles(run.store, config, "train", "dev")
     episodes = list(itertools.chain(*(p.small for p in profiles.values())))

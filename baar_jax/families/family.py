@@ -146,8 +146,8 @@ class RouterSpec(PolicySpec):
 class RouterFamily(Family):
   """A family whose policies decide by a trained router.
 
-  A subclass says how the router is trained. The one that is here learns from stored
-  episodes, with the settings of SFT.
+  A subclass that learns from stored episodes says in `prepare` from which; any other
+  replaces `train`.
 
   Attributes:
     labels: what the router learns to answer.
@@ -184,6 +184,16 @@ class RouterFamily(Family):
       points = list_points(config, router)
       yield from points
       yield from cap_each(config, points)
+
+  def prepare(self, run: Run, files: RouterFiles) -> "Lesson":
+    """Make the lesson of a training seed whose training has not ended."""
+    raise NotImplementedError
+
+  def train(self, run: Run) -> None:
+    """Train the router on stored episodes with each training seed."""
+    for files in run.all_files():
+      lesson = functools.partial(self.prepare, run, files)
+      learn_stored(run, files, self.name, lesson)
 
   def open(self, spec: RouterSpec, files: RouterFiles) -> RouterPolicy:
     """Load a trained router, or take the one that was loaded last."""

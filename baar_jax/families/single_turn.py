@@ -9,7 +9,7 @@ import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.families.family import Lesson, RouterFamily, divide, learn_stored
+from baar_jax.families.family import Lesson, RouterFamily, divide
 from baar_jax.learn.batches import Labels
 from baar_jax.rollout.jobs import Plan, list_ranked_trials
 from baar_jax.rollout.policy import RulePolicy
@@ -50,12 +50,7 @@ class SingleTurn(RouterFamily):
     """List the trials of the intermediate models."""
     return [list_ranked_trials(config, [*train, *dev])]
 
-  def train(self, run: Run) -> None:
-    """Train the classifier with each training seed."""
-    for files in run.all_files():
-      learn_stored(run, files, self.name, functools.partial(self._prepare, run, files))
-
-  def _prepare(self, run: Run, files: RouterFiles) -> Lesson:
+  def prepare(self, run: Run, files: RouterFiles) -> Lesson:
     """Play the trials of the intermediate models, and label those of all models."""
     config = files.config
     tasks = run.store.tasks("train") + run.store.tasks("dev")
