@@ -1,8 +1,9 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
-The models are two real ones, whose replies are recorded. The settings :sciworld,
-:alfworld and :appworld have scripted ones. --config.models.prompt_cache=False
-bills the calls without prompt caches, as the paper does.
+The models are two real ones, whose replies are recorded; :ablations are theirs, with
+three training seeds instead of ten. The settings :sciworld, :alfworld and :appworld have
+scripted models. --config.models.prompt_cache=False bills the calls without prompt
+caches, as the paper does.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from configs import alfworld, appworld, code, quickstart, sciworld
 # By setting: the configuration that it extends.
 SETTINGS = {
   "": code,
+  "ablations": code,
   "sciworld": quickstart,
   "alfworld": alfworld,
   "appworld": appworld,
@@ -23,7 +25,8 @@ def get_config(setting: str = "") -> config.Config:
   """Return the configuration that trains and evaluates all methods.
 
   Args:
-    setting: "sciworld", "alfworld" or "appworld"; "" is configs/code.py.
+    setting: "sciworld", "alfworld" or "appworld"; "" and "ablations" are
+      configs/code.py.
   """
   config.check_setting(setting, *filter(None, SETTINGS))
   c = SETTINGS[setting].get_config()
@@ -43,14 +46,20 @@ def get_config(setting: str = "") -> config.Config:
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.15, 0.3, 0.45, 0.6)
   c.evaluate.random_p = (0.5,)
-  if not setting:
+  if SETTINGS[setting] is code:
     # Each training seed plays three trials of a ticket, which draw all recorded ones.
     c.train_seeds = 10
     c.evaluate.seeds = 30
     c.profile.robustness = ()  # New trials would draw the same recorded ones.
     c.bopo.updates = 200
     # A recording has no replies of a judge, so the zero-shot router is left out.
-    c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:], "vanilla-sft")
+    c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:])
+    c.baselines.ablations = ()
+  if setting == "ablations":
+    c.train_seeds = 3
+    c.evaluate.seeds = 9
+    c.baselines.rivals = ()
+    c.baselines.ablations = sciworld.ABLATIONS
   if setting in ("sciworld", "alfworld"):
     # An episode takes a tenth of a second of a core, so there are fewer of each kind:
     # many tasks with few samples of each, whose gain on dev is within its error.

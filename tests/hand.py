@@ -43,6 +43,7 @@ class HandEnv:
   opening = ""
   success_score = 1.0
   scores_steps = False
+  waits = True
 
   def __init__(self, tape, length=2, fault=lambda call: None):
     self.tape = tape

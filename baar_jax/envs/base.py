@@ -197,6 +197,7 @@ class Env:
       "" is one conversation for the whole episode.
     success_score: the lowest score of a success.
     scores_steps: whether `score` is informative and cheap after every step.
+    waits: whether a step, or a model's reply in it, may wait for another process.
   """
 
   Options: type = NoOptions
@@ -214,6 +215,7 @@ class Env:
   opening = ""
   success_score = 1.0
   scores_steps = False
+  waits = True
 
   def __init__(
     self,

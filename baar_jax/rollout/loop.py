@@ -8,7 +8,7 @@ loop sends the decision.
 import dataclasses
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
@@ -74,7 +74,7 @@ class Running:
   error: BaseException | None = None
 
   def advance(self, decision: Decision | None, arrivals: "Arrivals") -> None:
-    """Play until the next decision or the end, in a worker thread.
+    """Play until the next decision or the end.
 
     Args:
       decision: the decision that the episode waits for; None at its start.
@@ -91,6 +91,14 @@ class Running:
 
 # Episodes that wait for a decision or have ended.
 Arrivals = queue.SimpleQueue[Running]
+
+
+class InThisThread(Executor):
+  """Execute what is submitted before `submit` returns."""
+
+  def submit(self, function: Callable, *args: object) -> None:
+    """Call a function that raises nothing; its result is dropped."""
+    function(*args)
 
 
 class Pair(Protocol):
@@ -139,7 +147,7 @@ def run_episodes(
 
   A policy decides in the caller's thread, for all its episodes at once that wait for a
   decision. Models and environments run in worker threads, so a slow episode delays no
-  other episode.
+  other episode. If nothing is ever slow (`Env.waits`), threads would only cost time.
 
   Args:
     trials: the trials to play, each with its policy.
@@ -160,10 +168,12 @@ def run_episodes(
   # play the same jobs take turns, so that the servers of all their models are in use.
   waiting = sorted(trials, key=lambda trial: trial.job.key[::-1])
   arrivals: Arrivals = queue.SimpleQueue()
-  workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
+  workers = InThisThread()
+  if envs[0].waits:
+    workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(trial: Trial, env: Env, restarts: int = 0) -> None:
-    """Start an episode, and play it to its first decision in a worker thread."""
+    """Start an episode, and let a worker play it to its first decision."""
     cap = trial.policy.spec.cap
     live = Live(trial.job, cap, len(pair.names))
     budgets = EpisodeBudgets(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)

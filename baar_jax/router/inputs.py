@@ -359,7 +359,7 @@ class Tracker:
 
   def _overlap(self, words: Iterable[str]) -> float:
     """Add up the weights of the task's words among some words."""
-    return sum(self._weight_of.get(word, 0.0) for word in words)
+    return math.fsum(map(self._weight_of.get, self._weight_of.keys() & words))
 
   def _find_offers(self, observation: str) -> None:
     """Find the best offer of each known verb, and the kind of the step.

@@ -14,7 +14,7 @@ inputs (features, terms, and a proposal in a cascade), W width of a layer, A ans
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import jax
@@ -148,26 +148,34 @@ class InputsEncoder:
     """Open a reader of live episodes; any number of them may be live at once."""
     return InputsReader(self, model, mesh)
 
-  def read(self, tracker: Tracker, step: Step) -> np.ndarray:
-    """Compute the standardised inputs of a decision, float32 [I].
+  def read(self, decisions: Iterable[tuple[Tracker, Step]]) -> np.ndarray:
+    """Compute the standardised inputs of decisions, float32 x_NxI.
 
     Args:
-      tracker: the episode, after the observation before the decision.
-      step: the step that waits for the decision, with its proposal if it has one.
+      decisions: for each, its episode after the observation before it, and the step
+        that waits for it, with its proposal if it has one.
     """
-    features_D = tracker.read() - self.vocabulary.mean_D
-    features_D /= self.vocabulary.spread_D
+    features = []
+    progress = []
+    proposals = []
+    for tracker, step in decisions:
+      features.append(tracker.read())
+      progress.append(tracker.progress)
+      if self.reads_proposals:
+        proposals.append(tracker.describe_proposal(step))
+    features_NxD = np.stack(features) - self.vocabulary.mean_D
+    features_NxD /= self.vocabulary.spread_D
     # A policy network learns for one cost weight and no cap, so these terms are fixed.
-    terms_T = describe(np.float64(np.inf), np.float64(1), np.array(tracker.progress))
-    parts = [features_D, terms_T]
+    terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
+    parts = [features_NxD, terms_NxT]
     if self.reads_proposals:
-      parts.append(tracker.describe_proposal(step))
-    return np.concatenate(parts).astype(np.float32)
+      parts.append(np.stack(proposals))
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
     """Compute the standardised inputs x_SxI of all decisions of an episode."""
     tracker = Tracker(self.vocabulary, task, sees_models=False)
-    return np.stack([self.read(tracker, step) for step in track(tracker, steps)])
+    return self.read((tracker, step) for step in track(tracker, steps))
 
 
 class InputsReader:
@@ -183,10 +191,10 @@ class InputsReader:
 
   def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
     """Compute logits_RxA of R live episodes, and the dollars of each: none."""
-    rows = []
-    for live in ready:
-      rows.append(self._encoder.read(self._states.follow(live), live.history[-1]))
-    logits_RxA = apply_layers(self._layers, np.stack(rows), np)
+    x_RxI = self._encoder.read(
+      (self._states.follow(live), live.history[-1]) for live in ready
+    )
+    logits_RxA = apply_layers(self._layers, x_RxI, np)
     return logits_RxA.astype(np.float64), [0.0] * len(ready)
 
   def forget(self, live: Live) -> None:

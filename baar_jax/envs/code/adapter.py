@@ -383,6 +383,11 @@ class Code(Env):
     return options
 
   @property
+  def waits(self) -> bool:
+    """Tell whether code is executed; recorded outcomes go with recorded models."""
+    return not self.options.recording
+
+  @property
   def functions(self) -> list[Function]:
     """Return the functions of all splits."""
     return read_functions(self.options.data)
