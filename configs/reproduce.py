@@ -1,9 +1,9 @@
 """Configure every method and ablation of the paper, without a key, on a CPU.
 
 The models are two real ones, whose replies are recorded; :ablations are theirs, with
-three training seeds instead of ten. The settings :sciworld, :alfworld and :appworld have
-scripted models. --config.models.prompt_cache=False bills the calls without prompt
-caches, as the paper does.
+three training seeds instead of ten. :sciworld, :alfworld and :appworld have scripted
+models. --config.models.prompt_cache=False bills the calls without prompt caches, as the
+paper does.
 """
 
 import dataclasses
