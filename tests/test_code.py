@@ -52,7 +52,7 @@ def test_a_ticket_is_walked_from_function_to_function(tmp_path):
     assert seen.startswith(env.opening) and dealt[place[0]].text in seen
     assert not done and "return" not in seen
   assert tape == WALK
-  assert env.step(RIGHT) == ("It is solved.", True)
+  assert env.step(RIGHT) == ("It is solved.", True) and env.waits
   assert env.score() == 0.75
 
 

@@ -23,6 +23,7 @@ def play(config, policy):
   """Play the first training ticket: the functions a, d, c and b."""
   env = make("code", **env_arguments(config))
   pair = open_pair(config, None)
+  assert not env.waits
   (episode,) = run_episodes([Trial(policy, job("train-0"))], pair, [env])
   return episode
 

@@ -168,9 +168,7 @@ def run_episodes(
   # play the same jobs take turns, so that the servers of all their models are in use.
   waiting = sorted(trials, key=lambda trial: trial.job.key[::-1])
   arrivals: Arrivals = queue.SimpleQueue()
-  workers = InThisThread()
-  if envs[0].waits:
-    workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
+  workers = _open_workers(envs)
 
   def begin(trial: Trial, env: Env, restarts: int = 0) -> None:
     """Start an episode, and let a worker play it to its first decision."""
@@ -218,6 +216,13 @@ def run_episodes(
     raise
   finally:
     workers.shutdown(wait=True, cancel_futures=True)
+
+
+def _open_workers(envs: Sequence[Env]) -> Executor:
+  """Open a thread for each environment, or none if nothing waits in them."""
+  if envs[0].waits:
+    return ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
+  return InThisThread()
 
 
 def _take_all(arrivals: Arrivals) -> list[Running]:
