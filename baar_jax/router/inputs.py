@@ -29,6 +29,7 @@ DIRECTIONS = 48  # C, number of directions of the hashed words
 OBSERVATION_CHARS = 400  # only these first characters of an observation are hashed
 MARKED_EPISODES = 2000  # the directions are learned from about this many episodes
 VERBS = 12  # V, the largest number of known verbs
+KEPT = 1 << 14  # what is found in a text is kept for about this many texts
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
@@ -75,17 +76,23 @@ class States(NamedTuple):
   progress_NxP: np.ndarray
 
 
-@functools.lru_cache(1 << 10)
+@functools.lru_cache(KEPT)
 def find_words(text: str) -> frozenset[str]:
   """Return the words of a text: three or more letters, in lower case."""
   return frozenset(WORD.findall(text.lower()))
 
 
-@functools.lru_cache(1 << 10)
+@functools.lru_cache(KEPT)
 def find_pieces(text: str) -> tuple[str, ...]:
   """Split a text at commas and line ends; drop each piece's label before a colon."""
   pieces = [piece.strip().split(": ")[-1] for piece in PIECE.split(text.lower())]
   return tuple(filter(None, pieces))
+
+
+@functools.lru_cache(KEPT)
+def find_offers(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
+  """Return the verb and the words of each piece of a text."""
+  return tuple((find_verb(piece), find_words(piece)) for piece in find_pieces(text))
 
 
 def find_verb(text: str) -> str:
@@ -93,7 +100,7 @@ def find_verb(text: str) -> str:
   return text.split(" ", 1)[0].lower()
 
 
-@functools.lru_cache(1 << 10)
+@functools.lru_cache(KEPT)
 def find_buckets(field: str, text: str) -> tuple[int, ...]:
   """Return the hash buckets of a text's words.
 
@@ -147,7 +154,7 @@ def learn_vocabulary(
   for number, episode in enumerate(episodes):
     actions = []
     for step in episode.steps:
-      offered.update({*map(find_verb, find_pieces(step.observation))})
+      offered.update({verb for verb, _ in find_offers(step.observation)})
       used[find_verb(step.action)] += 1
       if number % stride == 0:
         marks.append(hash_words(tasks[episode.task_id], step.observation, actions))
@@ -367,11 +374,10 @@ class Tracker:
     An offer is a piece of the observation that begins with a known verb.
     """
     self._offer_V = np.zeros(VERBS)
-    for piece in find_pieces(observation):
-      index = self._index_of.get(find_verb(piece))
-      if index is not None:
-        fit = self._overlap(find_words(piece))
-        self._offer_V[index] = max(self._offer_V[index], fit)
+    for verb, words in find_offers(observation):
+      if verb in self._index_of:
+        index = self._index_of[verb]
+        self._offer_V[index] = max(self._offer_V[index], self._overlap(words))
     strength_V = self._offer_V * self._rarity_V
     self._strength = strength_V.max()
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
