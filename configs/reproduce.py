@@ -51,6 +51,7 @@ def get_config(setting: str = "") -> config.Config:
     c.train_seeds = 10
     c.evaluate.seeds = 30
     c.profile.robustness = ()  # New trials would draw the same recorded ones.
+    c.bopo.updates = 200
     # A recording has no replies of a judge, so the zero-shot router is left out.
     c.baselines.rivals = ("escalate", *sciworld.RIVALS[1:])
     c.baselines.ablations = ()
