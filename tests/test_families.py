@@ -48,8 +48,6 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
     "single-turn(update=2",
     "vanilla(lam=0.3,update=2",
     "vanilla(lam=0.1,update=2",
-    "vanilla-sft(lam=0.3,update=2",
-    "vanilla-sft(lam=0.1,update=2",
     "no-reference(lam=0.3,update=2",
     "no-reference(lam=0.1,update=2",
   ):

@@ -452,15 +452,13 @@ class OnPolicyFamily(RouterFamily):
   """A family whose routers learn from their own episodes, one per cost weight.
 
   Attributes:
-    from_sft: whether the training starts from the SFT router, or from the router before
-      it.
     update: the updates of a training, such as `paper.bopo.bopo`.
     loss: the loss of a batch, given the settings of BoPO.
-    anchored: whether the loss uses the SFT router's logits.
+    anchored: whether the training starts from the SFT router, and the loss uses its
+      logits. If not, it starts from the router before it.
     batches: the most rollout batches, as a multiple of BoPO's updates.
   """
 
-  from_sft: bool = True
   stage: ClassVar[str] = "baselines"
   update: ClassVar[Callable]
   loss: ClassVar[Callable]
@@ -566,7 +564,7 @@ def open_learner(
   """
   config = files.config
   encoder = open_encoder(files)
-  if family.from_sft:
+  if family.anchored:
     start = load_router(files, files.sft_family)
   else:
     start = load_initial(files, encoder)

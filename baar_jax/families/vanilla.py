@@ -1,8 +1,7 @@
 """Train a router by vanilla RL, the rival without boundaries (DAPO, Yu et al. 2025).
 
 The paper's vanilla RL has no profile, no references and no anchor. So it starts from
-the router before BoSFT, and takes as many gradient steps as BoPO. From the SFT router
-it is another rival, `vanilla-sft`.
+the router before BoSFT, and takes as many gradient steps as BoPO.
 
 Its episodes wait until they are a full batch, so the router that learns from them may
 no longer be the one that sampled them. Therefore its loss has the ratios to the sampled
@@ -149,7 +148,7 @@ def dapo_loss(
 
 @dataclasses.dataclass(frozen=True)
 class Vanilla(OnPolicyFamily):
-  """Vanilla RL from the router before BoSFT, or from the SFT router."""
+  """Vanilla RL from the router before BoSFT."""
 
   update: ClassVar[Callable] = staticmethod(vanilla)
   loss: ClassVar[Callable] = staticmethod(dapo_loss)
