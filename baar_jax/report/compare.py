@@ -74,11 +74,9 @@ CLAIMS = (
   Claim("BoPO's frontier is above vanilla RL's", BOPO, VANILLA),
   Claim("vanilla RL is no better than random mixes", "", VANILLA),
   Claim("BoSFT's frontier is above vanilla RL's", SFT, VANILLA),
-  Claim(
-    "stratified samples fill the frontier (one training)", COMPARED, "no-stratified"
-  ),
-  Claim("the reference raises the frontier (one training)", COMPARED, "no-reference"),
-  Claim("the bonus of hard tasks raises it (one training)", COMPARED, "no-hard-bonus"),
+  Claim("stratified samples fill the frontier", COMPARED, "no-stratified"),
+  Claim("the reference raises the frontier", COMPARED, "no-reference"),
+  Claim("the bonus of hard tasks raises it", COMPARED, "no-hard-bonus"),
   Claim("First-Large is strong: above random mixes", FIRST_LARGE, ""),
 )
 

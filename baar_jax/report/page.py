@@ -85,8 +85,8 @@ FOLDS = (
     ("claim", "verdict", "gain"),
     "A claim holds if the interval of its gain is above 0, and does not hold if it is "
     "below 0. The gain is the difference of two areas; under caps of SR / 100; for "
-    "dollars the share spent on hard tasks minus the share of these tasks. Rivals and "
-    "ablations of one training seed add no chance of training to it.",
+    "dollars the share spent on hard tasks minus the share of these tasks. With one "
+    "training seed, no interval has the chance of training.",
   ),
   Fold(
     "What each part of BoPO is worth",
