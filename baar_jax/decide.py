@@ -211,7 +211,7 @@ class Router:
     """
     task = Task(session, "test", text.task, self._max_steps)
     job = Job(task, "test", 0)
-    remembered = self._decider.lives.get((task.id, job.seed), Live(job))
+    remembered = self._decider.lives.get(job.key, Live(job))
     count = len(text.actions)
     past_caps = [*remembered.remaining_caps, *[remaining_cap] * count]
     return Live(

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Literal
 
 # Indices of models by price, the cheapest first. The constant LARGE is right for two
 # models only. With more models, LARGE is the last one.
@@ -16,6 +17,11 @@ LARGE = 1
 # The splits of tasks: for training, for validation, and for held-out tests. No task is
 # in two splits.
 SPLITS = ("train", "dev", "test")
+# What an episode is played for.
+Purpose = Literal[
+  "profile", "reference", "exploration", "dev", "test", "robustness", "rollout"
+]
+Key = tuple[str, Purpose, int]  # task, purpose and trial of an episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +224,8 @@ class Episode:
   Attributes:
     task_id: the task.
     policy: the key of the policy; see `PolicySpec.key`.
-    seed: the seed; an episode is identified by task, policy and seed.
+    purpose: what the episode is played for.
+    trial: the number of the trial; see `Job`.
     steps: the steps, in order.
     score: the result, in [0, 1].
     stop: why the episode ended: "done" (the environment or client ended it),
@@ -234,7 +241,8 @@ class Episode:
 
   task_id: str
   policy: str
-  seed: int
+  purpose: Purpose
+  trial: int
   steps: list[Step]
   score: float
   stop: str
@@ -243,6 +251,11 @@ class Episode:
   reused: bool = False
   lost_usd: float = 0.0
   success_score: float = 1.0
+
+  @property
+  def key(self) -> Key:
+    """Return task, purpose and trial, which no other episode of its policy has."""
+    return self.task_id, self.purpose, self.trial
 
   @property
   def success(self) -> bool:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, SEEDS, STORED, Config
+from baar_jax.config import RECORDED, STORED, Config
 from baar_jax.envs import base, engines
 from baar_jax.envs.code.adapter import read_functions, read_recording
 from baar_jax.episode import SPLITS, Episode, Task
@@ -31,11 +31,9 @@ from baar_jax.rollout.jobs import BOUNDARIES, SFT, exploration_specs, stratified
 from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.source import SelfPlay, Stored
 from baar_jax.rollout.specs import (
-  FIRST_SEED,
   UNTRAINED,
   PolicySpec,
   Purpose,
-  seed_of,
 )
 from baar_jax.router.inputs import Vocabulary
 from baar_jax.store import (
@@ -370,7 +368,7 @@ def load_references(
   """
   if config.references.clone_large:
     return choose_references(profiles, [])
-  # The store sorts by seed, and seeds ascend with k. So samples come in order of k.
+  # The store sorts by trial, so samples come in order of k.
   stratified = store.episodes(stratified_spec(config).key)
   sampled = {episode.task_id for episode in stratified}
   missing = [id_ for id_, p in profiles.items() if p.hard and id_ not in sampled]
@@ -446,12 +444,11 @@ def _load_trials(
   Args:
     store: the stored episodes.
     spec: the policy.
-    purpose: the purpose of the trials, such as "profile"; it decides their seeds.
+    purpose: the purpose of the trials, such as "profile".
     numbers: the numbers of the trials.
     ids: the ids of the tasks.
   """
-  seeds = [seed_of(purpose, number) for number in numbers]
-  return store.episodes(spec.key, {*itertools.product(ids, seeds)})
+  return store.episodes(spec.key, {*itertools.product(ids, [purpose], numbers)})
 
 
 def read_conditions(config: Config) -> dict[str, object]:
@@ -485,8 +482,7 @@ def adopt_episodes(config: Config, store: Store) -> None:
   Raises:
     ValueError: the other run has other conditions, or no episodes to copy.
   """
-  seeds = [FIRST_SEED[purpose] // SEEDS for purpose in UNTRAINED]
-  store.adopt(Path(config.reuse), read_conditions(config), seeds)
+  store.adopt(Path(config.reuse), read_conditions(config), UNTRAINED)
 
 
 def write_conditions(config: Config, directory: Path) -> None:

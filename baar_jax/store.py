@@ -15,21 +15,21 @@ import numpy as np
 import pandas
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import SEEDS, Config
-from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.config import Config
+from baar_jax.episode import SMALL, Episode, Key, Purpose, Task
 from baar_jax.mesh import exchange
 
 # The file in a run's directory with what its episodes depend on, beside the policy.
 CONDITIONS = "conditions.json"
 RESTORE = "restore the run's directory from a copy, or choose another --config.name"
-KEY = ("policy", "task_id", "seed")
+KEY = ("policy", "task_id", "purpose", "trial")
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
-EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
+EPISODE_NAME = "the episode of policy {}, task {}, {} {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Other files are refused.
-VERSION = 5
+VERSION = 6
 OTHER_VERSION = (
   "{} was made by an older or a newer version of this program: choose another run"
 )
@@ -88,12 +88,13 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
   }
 
 
-COLUMNS = tuple(summarize_episode(Episode("", "", 0, [], 0.0, "")))
+COLUMNS = tuple(summarize_episode(Episode("", "", "test", 0, [], 0.0, "")))
 _SCHEMA = (
   "CREATE TABLE IF NOT EXISTS tasks "
   "(split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place))",
-  "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, seed INTEGER, "
-  f"{', '.join(COLUMNS)}, equals TEXT, episode TEXT, PRIMARY KEY ({', '.join(KEY)}))",
+  "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, purpose TEXT, "
+  f"trial INTEGER, {', '.join(COLUMNS)}, equals TEXT, episode TEXT, "
+  f"PRIMARY KEY ({', '.join(KEY)}))",
   "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
 )
 
@@ -110,7 +111,7 @@ CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 
 
 class Store:
-  """A SQLite file with a run's tasks, and its episodes by (policy, task_id, seed).
+  """A SQLite file with a run's tasks, and its episodes by their KEY.
 
   An episode counts as played only after the transaction that stores it. SQLite's
   write-ahead log preserves finished transactions if the process is killed.
@@ -189,12 +190,12 @@ class Store:
       finished: names to mark as finished, for the method `finished`.
 
     Raises:
-      ValueError: an episode with the same policy, task and seed is stored; then the
-        transaction stores nothing.
+      ValueError: an episode with the same KEY is stored; then the transaction stores
+        nothing.
     """
     with self._db:
       for episode in episodes:
-        key = (episode.policy, episode.task_id, episode.seed)
+        key = (episode.policy, *episode.key)
         columns = summarize_episode(episode).values()
         row = (*key, *columns, None, episode.to_json())
         places = ", ".join("?" * len(row))
@@ -207,7 +208,7 @@ class Store:
       self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
 
   def add_equal(
-    self, policy: str, call_budget: int, source: str, keys: Iterable[tuple[str, int]]
+    self, policy: str, call_budget: int, source: str, keys: Iterable[Key]
   ) -> None:
     """Store copies of a policy's episodes under a policy with a cap.
 
@@ -218,30 +219,30 @@ class Store:
       policy: the key of the policy with a cap.
       call_budget: the cap on LARGE calls of that policy.
       source: the key of the policy whose episodes are copied.
-      keys: (task_id, seed) of the episodes.
+      keys: task, purpose and trial of the episodes.
     """
     copied = ", ".join(
       name for name in COLUMNS if name not in ("call_budget", "reused")
     )
     insert = (
       "INSERT INTO episodes "
-      f"(policy, call_budget, reused, task_id, seed, equals, {copied}) "
-      f"SELECT ?, ?, 1, task_id, seed, coalesce(equals, policy), {copied} "
-      "FROM episodes WHERE policy = ? AND task_id = ? AND seed = ?"
+      f"(policy, call_budget, reused, task_id, purpose, trial, equals, {copied}) "
+      f"SELECT ?, ?, 1, task_id, purpose, trial, coalesce(equals, policy), {copied} "
+      "FROM episodes WHERE policy = ? AND task_id = ? AND purpose = ? AND trial = ?"
     )
     with self._db:
       for key in keys:
         self._db.execute(insert, (policy, call_budget, source, *key))
 
   def adopt(
-    self, directory: Path, conditions: Mapping[str, Any], seeds: Sequence[int]
+    self, directory: Path, conditions: Mapping[str, Any], purposes: Sequence[Purpose]
   ) -> None:
     """Copy all tasks and some episodes of another run, marked as reused, or nothing.
 
     Args:
       directory: the other run's directory, which stays unchanged.
       conditions: what the episodes depend on; both runs must have the same.
-      seeds: the thousands of the seeds to copy.
+      purposes: the purposes of the episodes to copy.
 
     Raises:
       ValueError: the other run has other conditions, or no episodes to copy.
@@ -256,12 +257,12 @@ class Store:
     self._db.execute("ATTACH ? AS other", (str(path),))
     if self._db.execute("PRAGMA other.user_version").fetchone() != (VERSION,):
       raise ValueError(OTHER_VERSION.format(path))
-    groups = ", ".join(map(str, seeds))
     with self._db:
       self._db.execute("INSERT INTO tasks SELECT * FROM other.tasks")
       self._db.execute(
         "INSERT INTO episodes SELECT * FROM other.episodes "
-        f"WHERE seed / {SEEDS} IN ({groups})"
+        f"WHERE purpose IN ({', '.join('?' * len(purposes))})",
+        purposes,
       )
       if not self._db.execute("UPDATE main.episodes SET reused = 1").rowcount:
         raise ValueError(
@@ -270,35 +271,33 @@ class Store:
         )
     self._db.execute("DETACH other")
 
-  def keys(self, policy: str) -> set[tuple[str, int]]:
-    """Return the (task_id, seed) pairs of a policy's stored episodes."""
-    return set(
-      self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,))
-    )
+  def keys(self, policy: str) -> set[Key]:
+    """Return task, purpose and trial of a policy's stored episodes."""
+    query = "SELECT task_id, purpose, trial FROM episodes WHERE policy = ?"
+    return set(self._db.execute(query, (policy,)))
 
-  def episodes(
-    self, policy: str, keys: Collection[tuple[str, int]] | None = None
-  ) -> list[Episode]:
-    """Read a policy's episodes, ordered by task and seed.
+  def episodes(self, policy: str, keys: Collection[Key] | None = None) -> list[Episode]:
+    """Read a policy's episodes, ordered by task, purpose and trial.
 
     Args:
       policy: the policy's key.
-      keys: (task_id, seed) of the episodes to read; None reads all.
+      keys: task, purpose and trial of the episodes to read; None reads all.
 
     Raises:
       ValueError: a row is damaged.
     """
     query = (
-      "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), "
+      "SELECT e.task_id, e.purpose, e.trial, coalesce(e.episode, o.episode), "
       "e.call_budget, e.reused FROM episodes e LEFT JOIN episodes o "
-      "ON o.policy = e.equals AND o.task_id = e.task_id AND o.seed = e.seed "
-      "WHERE e.policy = ? ORDER BY e.task_id, e.seed"
+      "ON o.policy = e.equals AND o.task_id = e.task_id AND o.purpose = e.purpose "
+      "AND o.trial = e.trial "
+      "WHERE e.policy = ? ORDER BY e.task_id, e.purpose, e.trial"
     )
     episodes = []
-    for task_id, seed, text, call_budget, reused in self._db.execute(query, (policy,)):
-      if keys is not None and (task_id, seed) not in keys:
+    for *key, text, call_budget, reused in self._db.execute(query, (policy,)):
+      if keys is not None and tuple(key) not in keys:
         continue
-      episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, task_id, seed))
+      episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, *key))
       episode = dataclasses.replace(
         episode, policy=policy, call_budget=call_budget, reused=bool(reused)
       )
@@ -350,7 +349,7 @@ class Store:
     columns = ", ".join(KEY + COLUMNS)
     query = f"SELECT {columns} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
-    numbers = table.drop(columns=["policy", "task_id"])
+    numbers = table.drop(columns=["policy", "task_id", "purpose"])
     numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
     is_valid = np.isfinite(numbers) & (numbers >= 0)
     # NULL is valid in the columns of caps: it stands for no cap.
@@ -380,10 +379,9 @@ class Store:
     sent = stored.intersection(missing)
     texts = [episode.to_json() for episode in self.episodes(policy, sent)]
     for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
-      key = (episode.task_id, episode.seed)
-      if key not in stored:
+      if episode.key not in stored:
         self.add(episode)
-        stored.add(key)
+        stored.add(episode.key)
 
   def finish(self, stage: str) -> None:
     """Mark a stage as finished."""

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from baar_jax.config import Config
-from baar_jax.episode import SPLITS, Episode, Task
+from baar_jax.episode import SPLITS, Episode, Purpose, Task
 from baar_jax.rollout.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
@@ -13,7 +13,7 @@ from baar_jax.rollout.jobs import (
   list_profile,
   stratified_spec,
 )
-from baar_jax.rollout.specs import PolicySpec, RandomSpec, seed_of
+from baar_jax.rollout.specs import PolicySpec, RandomSpec
 from baar_jax.store import Store
 
 # The splits of five successive new tasks of clients. The next five tasks get the same
@@ -26,8 +26,8 @@ def add_session(
 ) -> bool:
   """Store the episode of an ended session, unless it was stored before.
 
-  A task whose name is new gets its split here. The episode gets the first seed of
-  `list_seeds` that its policy and task do not have yet.
+  A task whose name is new gets its split here. The episode becomes the first trial of
+  `list_trials` that its policy and task do not have yet.
 
   Args:
     mark: the session's unique name in `Store.finished`.
@@ -40,36 +40,42 @@ def add_session(
     return False
   task = name_task(store, episode.task_id, description, config.env.max_steps)
   keys = store.keys(episode.policy)
-  for seed in list_seeds(config, episode.policy, task):
-    if (task.id, seed) not in keys:
+  for purpose, trial in list_trials(config, episode.policy, task):
+    if (task.id, purpose, trial) not in keys:
       break
-  store.add(dataclasses.replace(episode, seed=seed), finished=[mark])
+  episode = dataclasses.replace(episode, purpose=purpose, trial=trial)
+  store.add(episode, finished=[mark])
   return True
 
 
-def list_seeds(config: Config, policy: str, task: Task) -> Iterator[int]:
-  """Return the seeds for a policy's sessions of one task, in the order of use.
+def list_trials(
+  config: Config, policy: str, task: Task
+) -> Iterator[tuple[Purpose, int]]:
+  """Yield purpose and trial for a policy's sessions of one task, in the order of use.
 
-  The stages read episodes by their seeds. The sessions of a boundary policy become
-  trials of the profile first, then of the evaluation; on dev it is the other way round.
+  The stages read episodes by purpose and trial. The sessions of a boundary policy
+  become trials of the profile first, then of the evaluation; on dev it is the other way
+  round.
 
   Args:
     policy: the key of the policy.
     task: the task.
   """
   if policy == stratified_spec(config).key:
-    return itertools.count(seed_of("reference", 1))
-  profile_seeds = []
+    for trial in itertools.count(1):
+      yield "reference", trial
+  profile = []
   if task.split != "test":
     for spec, jobs in list_profile(config, [task]).items():
       if spec.key == policy:
-        profile_seeds = [job.seed for job in jobs]
+        profile = [(job.purpose, job.trial) for job in jobs]
   purpose = "rollout" if task.split == "train" else task.split
-  first = seed_of(purpose, 0)
-  # Only the evaluation needs every validation task.
-  judged = config.evaluate.seeds * (task.split == "dev")
-  evaluation_seeds = range(first, first + judged)
-  return itertools.chain(evaluation_seeds, profile_seeds, itertools.count(first))
+  if task.split == "dev":  # Only the evaluation needs every validation task.
+    for trial in range(config.evaluate.seeds):
+      yield purpose, trial
+  yield from profile
+  for trial in itertools.count():
+    yield purpose, trial
 
 
 def name_task(store: Store, task_id: str, description: str, max_steps: int) -> Task:

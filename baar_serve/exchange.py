@@ -372,7 +372,8 @@ class Exchange:
     episode = Episode(
       scored.task or main.state.task_id,
       main.state.policy,
-      seed=0,
+      "test",
+      trial=0,
       steps=main.steps,
       score=scored.score,
       stop="done",

@@ -86,7 +86,7 @@ def read_session(id_: str, calls: list[LoggedCall], config: Config) -> Episode:
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:
       spec = boundary
-  return Episode(calls[-1].task, spec.key, 0, steps, score, "done")
+  return Episode(calls[-1].task, spec.key, "test", 0, steps, score, "done")
 
 
 if __name__ == "__main__":

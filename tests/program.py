@@ -43,13 +43,13 @@ def rows(runs, file="episodes.sqlite"):
   """Read the text of every stored episode, by its key."""
   with closing(sqlite3.connect(f"file:{runs}/tiny/{file}?mode=ro", uri=True)) as db:
     stored = db.execute(
-      "SELECT policy, task_id, seed, episode FROM episodes"
+      "SELECT policy, task_id, purpose, trial, episode FROM episodes"
     ).fetchall()
-  return {row[:3]: row[3] for row in stored}
+  return {row[:4]: row[4] for row in stored}
 
 
 def policies(runs):
-  return {policy for policy, _, _ in rows(runs)}
+  return {policy for policy, *_ in rows(runs)}
 
 
 def metrics(runs):

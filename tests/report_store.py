@@ -12,7 +12,7 @@ from baar_jax.episode import Episode, Task
 from baar_jax.families.family import RouterSpec
 from baar_jax.report.compare import Results
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
-from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec, RandomSpec
+from baar_jax.rollout.specs import Cap, PolicySpec, RandomSpec
 from baar_jax.stages.evaluate import load_results
 from baar_jax.store import Store
 from configs.sciworld import ABLATIONS
@@ -85,15 +85,15 @@ def fill(policies: list[Played]) -> Store:
   for split in ("dev", "test"):
     listed = [Task(f"{split}-{i}", split, "do it", 40) for i in range(tasks)]
     store.put_tasks(split, listed)
-  # The evaluation does not read this seed.
+  # The evaluation does not read trials of the profile.
   store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))
   for played, split, trial in itertools.product(policies, ("dev", "test"), range(2)):
     for i, score in enumerate(played.scores):
       models = played.models
       if played.spec == BOPO and i in (0, 3):
         models = "SSSS"  # BoPO calls LARGE on hard tasks only.
-      seed = FIRST_SEED[split] + trial
-      made = episode(f"{split}-{i}", played.spec.key, seed, models, score)
+      name = f"{split}-{i}"
+      made = episode(name, played.spec.key, trial, models, score, purpose=split)
       made.call_budget = played.spec.cap.calls
       add_costs(made, played.spec.family, is_replayed=trial == 1)
       store.add(made)

@@ -94,11 +94,11 @@ OPTIMUM = (1.0 + 1.3 + 1.3 + 1.1 + 0.0) / 5
 START = (0.8 + 0.55 + 0.55 + 0.175 - 0.2) / 5
 
 
-def play(task_id, seed, models, logps=()):
+def play(task_id, trial, models, logps=()):
   needed = WORLD[task_id]
   lacks = any(pair == ("L", "S") for pair in zip(needed, models))
   score = 0.0 if lacks or task_id == "never" else 1.0
-  return episode(task_id, "bopo", seed, models, score, logps=logps)
+  return episode(task_id, "bopo", trial, models, score, logps=logps)
 
 
 class TableRouter:
@@ -121,7 +121,7 @@ class TableRouter:
       logp_SxA = logp_NxA[self.states(job.task.id)]
       actions = (self.draw.random(2) < np.exp(logp_SxA[:, 1])).astype(int)
       models = "".join("SL"[action] for action in actions)
-      played.append(play(job.task.id, job.seed, models, logp_SxA[[0, 1], actions]))
+      played.append(play(job.task.id, job.trial, models, logp_SxA[[0, 1], actions]))
     return played
 
   def states(self, task_id):

@@ -133,7 +133,7 @@ def test_the_report_says_what_the_default_policy_saves(times, end):
 def test_the_choice_does_not_depend_on_test():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.
-  where = f"policy = '{CHOSEN}' AND seed >= 3000"
+  where = f"policy = '{CHOSEN}' AND purpose = 'test'"
   store._db.execute(f"UPDATE episodes SET score = 0, success = 0 WHERE {where}")
   results = load_results(store, specs(THREE), config(), Path("none"))
   bopo = results.frontiers.set_index("metric").loc["success_percent"]
@@ -272,14 +272,14 @@ def test_rows_of_a_hard_budget_have_gains_over_each_family(every):
 def test_an_episode_lost_to_an_error_is_left_out_for_all():
   policies = [played._replace(scores=(1.0,) * 12) for played in BOUNDARIES]
   store = fill(policies)
-  where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
+  where = "policy = 'always-large' AND task_id = 'test-0' AND trial = 1"
   store._db.execute(f"DELETE FROM episodes WHERE {where}")
   settings = config()
   settings.train_seeds = 2
   data = load_split(store, specs(policies), settings, "test")
   assert (data.left_out, len(data.tasks)) == (1, 12)
   episodes = data.episodes
-  assert {*zip(episodes.seed, episodes.training_seed)} == {(3000, 0), (3001, 1)}
+  assert {*zip(episodes.trial, episodes.training_seed)} == {(0, 0), (1, 1)}
   assert episodes.policy.value_counts().tolist() == [23, 23]
 
 

@@ -31,7 +31,7 @@ def step(model, usd, score=None):
 
 
 def episode(score, *steps):
-  return Episode("t", "p", 0, [*steps], score, "done")
+  return Episode("t", "p", "profile", 0, [*steps], score, "done")
 
 
 def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:

@@ -28,7 +28,7 @@ TASK = Task("held-out", "test", "Red lamp or tea", 9)
 def play(task_id: str, *pairs: tuple[str, str]) -> Episode:
   """Make an episode of observations and the actions after them."""
   steps = [Step(observation, 0, action) for observation, action in pairs]
-  return Episode(task_id, "p", 0, steps, 1.0, "done")
+  return Episode(task_id, "p", "profile", 0, steps, 1.0, "done")
 
 
 # Of 15 observations 7 offer the verb "go", and one offers "take".

@@ -16,7 +16,7 @@ from baar_jax.config import (
 from baar_jax.episode import Task
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOUNDARY_KEYS, ProfiledTasks, new_trials
-from baar_jax.rollout.specs import FIRST_SEED
+from baar_jax.rollout.specs import FIRST_SEED, Job
 
 
 def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
@@ -28,7 +28,9 @@ def test_only_training_tasks_have_new_trials_and_no_seed_is_shared():
     # Trial 0 of one; before the trials of three are those of one and of two.
     new = [("t", seed) for seed in (5000, 5003, 5004, 5005)]
     expected = [("t", 0), ("t", 1), *new, ("d", 0), ("d", 1)]
-    assert [job.key for job in listed] == expected
+    assert [(job.task.id, job.seed) for job in listed] == expected
+  rollouts = [Job(tasks[0], "rollout", 2, number).seed for number in (0, 1)]
+  assert rollouts == [10_002, 1_010_002]
   # No purpose can have so many trials that it reaches the next one's first seed.
   trials = [k for count in range(1, 45) for k in new_trials(count)]
   assert trials == [*range(990)] and SEEDS > 990
@@ -66,12 +68,15 @@ def test_hard_tasks_are_sampled_and_training_tasks_explored():
   rest = [Task("e1", "train", "", 9), Task("e2", "dev", "", 9)]
   listed = jobs.list_references(config, ProfiledTasks(hard, rest))
   keys = [(spec.key, [job.key for job in planned]) for spec, planned in listed.items()]
-  sampled = [(id_, k) for id_ in ("h1", "h2") for k in (1001, 1002, 1003)]
+  sampled = [(id_, "reference", k) for id_ in ("h1", "h2") for k in (1, 2, 3)]
   assert keys == [
     ("stratified(samples=3)", sampled),
     # An easy task has the plans of all tasks: 3 + 2 samples.
-    ("exploration-all(samples=3,steps=2)", [("e1", k) for k in range(4001, 4006)]),
-    ("exploration(steps=2,repeats=1)", [("h1", k) for k in range(4001, 4004)]),
+    (
+      "exploration-all(samples=3,steps=2)",
+      [("e1", "exploration", k) for k in range(1, 6)],
+    ),
+    ("exploration(steps=2,repeats=1)", [("h1", "exploration", k) for k in range(1, 4)]),
   ]
   config.references.clone_large = True
   assert jobs.list_references(config, ProfiledTasks(hard, rest)) == dict(

@@ -81,7 +81,7 @@ def test_one_episode_has_its_order_of_events(tape):
     Step("seen 1", 1, "", [large], -1.0, 1e-6),
     Step(NO_ACTION, 0, "go 2", [small], -2.0, 1e-6),
   ]
-  assert episodes == [Episode("t1", "by-hand", 7, steps, 0.5, "done")]
+  assert episodes == [Episode("t1", "by-hand", "profile", 7, steps, 0.5, "done")]
   messages = [
     ("system", "Act."),
     ("user", "Task: Do t1.\n\nseen 0"),
@@ -223,8 +223,7 @@ def test_an_episode_with_a_dead_environment_starts_again(
   jobs = [job("t1", 3), job("t2", 4, max_steps=1)]
   ended, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
   if end == "done":
-    assert ended.task_id == "t1"
-    assert ended.seed == 3
+    assert ended.key == ("t1", "profile", 3)
     assert ended.stop == end
   else:
     assert ended == Failure(Trial(policy, jobs[0]), ended.steps, end)

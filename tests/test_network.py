@@ -30,7 +30,7 @@ def observe(*steps: tuple[int, int]) -> Episode:
     Step("lamp".ljust(size, "."), model, "look", [tiny.call(model)])
     for model, size in steps
   ]
-  return Episode(TASK.id, "p", len(steps), made, 1.0, "done")
+  return Episode(TASK.id, "p", "profile", len(steps), made, 1.0, "done")
 
 
 EPISODES = [observe((0, 9), (1, 29), (0, 99)), observe((1, 9))]
@@ -124,7 +124,7 @@ def test_live_logits_equal_those_of_training(labels):
   ready = []
   for episode in EPISODES:
     for s, step in enumerate(episode.steps):
-      live = Live(Job(TASK, "test", episode.seed), steps=episode.steps[:s])
+      live = Live(Job(TASK, "test", episode.trial), steps=episode.steps[:s])
       live.observation = step.observation
       if labels is FAILURES:
         live.draft = dataclasses.replace(step, action="", proposal=step.action)

@@ -67,7 +67,7 @@ def test_a_router_in_python_decides_as_the_evaluation_did(
     messages[-1]["content"] += episode.steps[0].observation
     left = 1
     for step, after in itertools.zip_longest(episode.steps, episode.steps[1:]):
-      choice = router.decide(messages, left_large_calls=left, session=str(episode.seed))
+      choice = router.decide(messages, left_large_calls=left, session=str(episode.key))
       assert choice.model == Config().models.names[step.model]
       assert choice.probabilities[choice.model] >= 0.5
       if after:

@@ -82,7 +82,7 @@ def test_hours_are_those_of_recorded_calls(config, capsys):
   calls = [Call(0, Usage(9, 0, 9), 1.0, latency_s=latency_s) for latency_s in seconds]
   with contextlib.closing(Run(config)) as run:
     steps = [Step("", 0, "", calls)]
-    run.store.add(Episode("other", "always-small", 0, steps, 1.0, "done"))
+    run.store.add(Episode("other", "always-small", "profile", 0, steps, 1.0, "done"))
   config.models.kind = "chat"
   # 16 episodes of SMALL with 1 step, 16 of LARGE with the assumed 6, 4 seconds a call
   hours = plan.tabulate(config, ["profile"]).hours["in all"]

@@ -15,8 +15,8 @@ SMALL, LARGE = BOUNDARY_KEYS
 def trials(outcomes, policy=SMALL, task_id="t"):
   """One episode per (score, dollars). The less it costs, the higher is its bill."""
   return [
-    tiny.episode(task_id, policy, seed, "SL", score, usd, retry_usd=200 - 2 * usd)
-    for seed, (score, usd) in enumerate(outcomes)
+    tiny.episode(task_id, policy, trial, "SL", score, usd, retry_usd=200 - 2 * usd)
+    for trial, (score, usd) in enumerate(outcomes)
   ]
 
 
@@ -130,4 +130,4 @@ def test_the_reference_of_each_difficulty():
   rest = {"e": (SMALL, 3), "i": (SMALL, 1)}
   for stratified, h in ((samples, ("stratified", 2)), ([], (LARGE, 2))):
     chosen = choose_references(profiles, stratified).items()
-    assert {id_: (e.policy, e.seed) for id_, e in chosen} == {"h": h} | rest
+    assert {id_: (e.policy, e.trial) for id_, e in chosen} == {"h": h} | rest

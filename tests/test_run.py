@@ -14,7 +14,7 @@ from baar_jax.families.table import open_with
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 from baar_jax.rollout.policy import RulePolicy
-from baar_jax.rollout.specs import Job, PolicySpec, seed_of
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from examples.sandbox import Sandbox
@@ -60,7 +60,7 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
     tasks = run.tasks("dev")
     for policy in (*copied, "sft"):
       purpose = "dev" if policy == "sft" else "reference"
-      run.store.add(tiny.episode("t", policy, seed_of(purpose, 1)))
+      run.store.add(tiny.episode("t", policy, purpose=purpose))
   again = tiny.config(tmp_path, "again")
   again.reuse = str(run.dir)
   again.max_usd = again.bopo.kl_beta = 0.5
@@ -120,14 +120,14 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
     run.source._envs = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
     episodes = run.play("some", {policy.spec: trials}, lambda _: policy)
-    return [(e.task_id, e.seed) for e in episodes]
+    return [e.key for e in episodes]
 
   with closing(Run(config)) as run:
     trials = [Job(task, "profile", 0) for task in run.tasks("train")[:3]]
     keys = [job.key for job in trials]
     assert collect(Dying) == keys[1:]
     message = (
-      f"left out: {keys[0][0]} seed 0, counted: the process was killed; run again"
+      f"left out: {keys[0][0]}, profile 0, counted: the process was killed; run again"
     )
     assert message in capsys.readouterr().out
     asked.clear()

@@ -43,12 +43,13 @@ def test_an_episode_is_read_as_it_was_stored(store, path):
 
 
 def test_a_key_is_stored_once_and_orders_the_episodes(store):
-  keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
-  store.add(episode("t1", "q", 2))
-  store.add(*(episode(task_id, "p", seed) for task_id, seed in keys))
+  keys = [("t2", "dev", 10), ("t1", "test", 2), ("t2", "dev", 9), ("t1", "dev", 11)]
+  store.add(episode("t1", "q", 2, purpose="test"))
+  for task_id, purpose, trial in keys:
+    store.add(episode(task_id, "p", trial, purpose=purpose))
   with pytest.raises(ValueError, match="already stored"):
-    store.add(episode("t1", "p", 2, score=0.0))
-  assert [(e.task_id, e.seed) for e in store.episodes("p")] == sorted(keys)
+    store.add(episode("t1", "p", 2, score=0.0, purpose="test"))
+  assert [e.key for e in store.episodes("p")] == sorted(keys)
   assert store.keys("p") == set(keys) and len(store.table()) == 5
 
 
@@ -59,9 +60,10 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store):
 
 
 def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
-  store.add(*(episode("t1", "random", seed, "SLS"[: seed + 1]) for seed in range(3)))
-  store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
-  store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
+  store.add(*(episode("t1", "random", n, "SLS"[: n + 1]) for n in range(3)))
+  first, last = ("t1", "profile", 0), ("t1", "profile", 2)
+  store.add_equal("random(K=4)", 4, "random", [last, first])
+  store.add_equal("random(K=3)", 3, "random(K=4)", [last])  # refers to the first
   short, _, long = store.episodes("random")
   for policy, calls, originals in (
     ("random(K=4)", 4, [short, long]),
@@ -125,10 +127,10 @@ DAMAGE = [
 
 @pytest.mark.parametrize("column, value", DAMAGE)
 def test_a_damaged_row_is_named(store, path, column, value):
-  store.add(*(episode("t", "p", seed) for seed in range(3)))
+  store.add(*(episode("t", "p", trial) for trial in range(3)))
   with contextlib.closing(sqlite3.connect(path)) as db, db:
-    db.execute(f"UPDATE episodes SET {column} = ? WHERE seed = 1", [value])
-  problem = f"^{re.escape(str(path))}: .* policy p, task t, seed 1 cannot be read"
+    db.execute(f"UPDATE episodes SET {column} = ? WHERE trial = 1", [value])
+  problem = f"^{re.escape(str(path))}: .* policy p, task t, profile 1 cannot be read"
   with pytest.raises(ValueError, match=problem):
     store.episodes("p")
     store.table()

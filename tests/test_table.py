@@ -20,7 +20,7 @@ from baar_jax.store import Store
 def table(*episodes):
   """Return the table of a new store with these episodes."""
   store = Store(":memory:")
-  store.add(*(dataclasses.replace(e, seed=i) for i, e in enumerate(episodes)))
+  store.add(*(dataclasses.replace(e, trial=i) for i, e in enumerate(episodes)))
   return store.table()
 
 

@@ -39,9 +39,9 @@ def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
   np.testing.assert_allclose(gradient[:, :, 0], gains * -0.5 / 7, rtol=1e-4)
 
 
-def rollout(score, usd=1.0, seed=0, task_id="a"):
+def rollout(score, usd=1.0, trial=0, task_id="a"):
   """Make an episode; a failed attempt adds $3 to its bill."""
-  return episode(task_id, "vanilla", seed, "SL", score, usd, retry_usd=3.0)
+  return episode(task_id, "vanilla", trial, "SL", score, usd, retry_usd=3.0)
 
 
 def test_dapo_keeps_groups_with_successes_and_failures():
@@ -72,7 +72,7 @@ def test_full_batches_of_kept_groups_are_learnt_in_order():
   pools = []
 
   def learn(rated):
-    pools.append("".join(str(e.seed) for e, _ in rated))
+    pools.append("".join(str(e.trial) for e, _ in rated))
     return {}
 
   jobs = [Job(Task("a", "train", "", 9), "rollout", trial) for trial in range(4)]

@@ -32,7 +32,7 @@ def episode_of(models, calls=(), **budgets) -> Episode:
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
   for step, each in zip(steps, calls):
     step.calls = [call(step.model, usd, kind=kind) for usd, kind in each]
-  return Episode("plant-0", "test", 0, steps, 1.0, "done", **budgets)
+  return Episode("plant-0", "test", "profile", 0, steps, 1.0, "done", **budgets)
 
 
 def live_window(view, episode, s):
@@ -58,7 +58,7 @@ def episodes(draw):
     step.calls = [call(step.model, 0.01)]
   calls = draw(st.none() | st.integers(max(1, used), 20))
   usd = draw(st.none() | st.just(0.1))
-  return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
+  return Episode("plant-0", "test", "profile", 0, steps, 1.0, "done", calls, usd)
 
 
 @pytest.mark.parametrize("kind, max_tokens", [("transcript", 220), ("paper", 640)])
@@ -105,7 +105,7 @@ def test_previews_are_cut_and_marked():
   )
   # The tokenizer has no merges for these letters, so each letter is a token.
   steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]
-  episode = Episode("t", "p", 0, steps, 1.0, "done")
+  episode = Episode("t", "p", "profile", 0, steps, 1.0, "done")
   task = Task("t", "train", "XYZXYZXYZ", 9)
   text = decode(view.episode_windows(task, episode)[-1].tokens)
   assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text

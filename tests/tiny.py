@@ -40,20 +40,21 @@ def call(model=0, usd=1.0, tokens=1, kind="act", replayed=False) -> Call:
 def episode(
   task_id="t",
   policy="p",
-  seed=0,
+  trial=0,
   models="SL",
   score=1.0,
   cost_usd=None,
   stop="done",
   logps=(),
   retry_usd=0.0,
+  purpose="profile",
 ) -> Episode:
   """Make an episode in which each step has its own observation and action.
 
   Args:
     task_id: id of the task.
     policy: key of the policy.
-    seed: the engine's seed.
+    trial: the number of the trial.
     models: the model of each step, as a letter of DOLLARS.
     score: score of the episode.
     cost_usd: dollars of the whole episode, the same at each step; None takes DOLLARS.
@@ -62,6 +63,7 @@ def episode(
       ones count for nothing.
     retry_usd: dollars of a failed attempt: they are on the bill, and no cost of the
       method.
+    purpose: what the episode was played for.
   """
   steps = []
   for i, (letter, logp) in enumerate(zip_longest(models, logps[: len(models)])):
@@ -72,7 +74,7 @@ def episode(
     )
   if retry_usd:
     steps[0].calls.append(call(0, retry_usd, kind="retry"))
-  return Episode(task_id, policy, seed, steps, score, stop)
+  return Episode(task_id, policy, purpose, trial, steps, score, stop)
 
 
 def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:

@@ -135,9 +135,9 @@ def make_batcher(view: str) -> Batcher:
 def make_episodes(count: int, steps: int) -> list[Episode]:
   """Make episodes of steps with long texts."""
   episodes = []
-  for seed in range(count):
-    played = [Step(TEXT[seed + s :], s % 2, TEXT, logp=-0.7) for s in range(steps)]
-    episodes.append(Episode("t", "p", seed, played, 1.0, "done"))
+  for number in range(count):
+    played = [Step(TEXT[number + s :], s % 2, TEXT, logp=-0.7) for s in range(steps)]
+    episodes.append(Episode("t", "p", "test", number, played, 1.0, "done"))
   return episodes
 
 
@@ -156,7 +156,7 @@ def decide(model: Qwen2, batcher: Batcher, rows: int) -> Iterator[tuple[str, flo
     for s in range(STEPS):
       lives = []
       for e in episodes:
-        job = Job(TASK, "test", e.seed)
+        job = Job(TASK, "test", e.trial)
         lives.append(Live(job, steps=e.steps[:s], observation=e.steps[s].observation))
       start_s = default_timer()
       logits.append(reader.read(lives)[0])

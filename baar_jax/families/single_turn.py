@@ -8,7 +8,7 @@ from typing import ClassVar
 import pandas as pd
 
 from baar_jax.config import Config
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import Episode, Key, Task
 from baar_jax.families.family import Lesson, RouterFamily, divide
 from baar_jax.learn.batches import Labels
 from baar_jax.rollout.jobs import Plan, list_ranked_trials
@@ -16,19 +16,19 @@ from baar_jax.rollout.policy import RulePolicy
 from baar_jax.run import RouterFiles, Run, load_profiles
 
 
-def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:
+def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[Key, int]:
   """Find the winner of each trial: the cheapest model that succeeded, else SMALL.
 
   Args:
     trials: the episodes of each model, the cheapest model first.
 
   Returns:
-    The index of the winning model by (task id, seed) of the trial. A trial that a
-    model lacks is left out.
+    The index of the winning model by the trial's key. A trial that a model lacks is
+    left out.
   """
   columns = {}
   for model, episodes in enumerate(trials):
-    columns[model] = {(e.task_id, e.seed): e.success for e in episodes}
+    columns[model] = {e.key: e.success for e in episodes}
   success = pd.DataFrame(columns).dropna().astype(bool)
   # `idxmax` returns the first column with True, the cheapest model that succeeded. If
   # no column has True, it returns the first column, SMALL.
@@ -64,6 +64,6 @@ class SingleTurn(RouterFamily):
     winners = find_winners(by_model)
     labelled = []
     for episodes in by_model:
-      labelled += [e for e in episodes if (e.task_id, e.seed) in winners]
-    labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
+      labelled += [e for e in episodes if e.key in winners]
+    labels = Labels(lambda e: [winners[e.key]] * len(e.steps))
     return divide(run, files, self.name, labels, labelled)

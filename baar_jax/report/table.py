@@ -14,8 +14,8 @@ from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
-from baar_jax.rollout.specs import PolicySpec, seed_of
-from baar_jax.store import BUDGETS, Store
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.store import BUDGETS, KEY, Store
 
 RESAMPLES = 1000  # Number of resamples of the tasks per interval.
 # The metrics of the report, with their names for readers.
@@ -45,13 +45,13 @@ class Evaluation:
     entries: a row per policy, by its key, in the report's order, with its family, its
       `lam` and its caps (NaN without), and whether it has a router for each training
       seed.
-    episodes: a row per policy, task and seed, with the columns of `Store.table`,
+    episodes: a row per policy, task and trial, with the columns of `Store.table`,
       `deciding_usd` (dollars of the router and the judge), `counted_usd` (the method's
       dollars of all calls, which a cap counts), `training_seed` (its number, from 0),
       `difficulty` (of the task, by the boundaries' episodes on this split), `hard`
       (whether it is "hard") and `hard_usd` (the dollars if so, else 0).
     tasks: ids of the tasks, in the evaluation's order.
-    left_out: the number of pairs of task and seed that are left out, because a policy
+    left_out: the number of pairs of task and trial that are left out, because a policy
       has no episode of them.
     sr: the metric of METRICS that is the environment's SR.
   """
@@ -118,14 +118,14 @@ class Evaluation:
 
 
 def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
-  """Return the (task_id, seed) pairs of the episodes that each policy plays on a split.
+  """Return the keys of the episodes that each policy plays on a split.
 
   Args:
     split: "dev" or "test".
   """
   tasks = [task.id for task in store.tasks(split)]
-  seeds = range(seed_of(split, 0), seed_of(split, config.evaluate.seeds))
-  return pd.MultiIndex.from_product([tasks, seeds])
+  trials = range(config.evaluate.seeds)
+  return pd.MultiIndex.from_product([tasks, [split], trials])
 
 
 def load_split(
@@ -133,8 +133,8 @@ def load_split(
 ) -> Evaluation:
   """Read the policies' episodes on a split.
 
-  Only the pairs of task and seed are read of which every policy has an episode, because
-  a failed call says nothing of the router (our choice; in the paper all count).
+  Only the pairs of task and trial are read of which every policy has an episode,
+  because a failed call says nothing of the router (our choice; in the paper all count).
 
   Args:
     store: the run's store.
@@ -144,7 +144,7 @@ def load_split(
 
   Raises:
     ValueError: a policy lacks more than the share LEFT_OUT_LIMIT of its episodes, or
-      there is no pair of task and seed of which every policy has an episode.
+      there is no pair of task and trial of which every policy has an episode.
   """
   keys = list_keys(store, config, split)
   entries = {}
@@ -162,12 +162,12 @@ def load_split(
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
   frame = frame.astype(dict.fromkeys(("lam", *BUDGETS), float))
-  episodes = store.table([*frame.index]).set_index(["task_id", "seed"], drop=False)
+  episodes = store.table([*frame.index]).set_index([*KEY[1:]], drop=False)
   counts = episodes.index.value_counts().reindex(keys, fill_value=0)
   complete = keys[counts.to_numpy() == len(frame)]
   if complete.empty:
     raise ValueError(
-      f"no task and seed of {split} has an episode of every policy: "
+      f"no task and trial of {split} has an episode of every policy: "
       "run --stage=evaluate first"
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
@@ -180,9 +180,8 @@ def load_split(
   episodes["difficulty"] = episodes.task_id.map(difficulty)
   episodes["hard"] = episodes.difficulty == "hard"
   episodes["hard_usd"] = episodes.cost_usd * episodes.hard
-  trials = episodes.seed - seed_of(split, 0)
   # The stage evaluate shares out the evaluation seeds among the training seeds in turn.
-  episodes["training_seed"] = trials % config.train_seeds
+  episodes["training_seed"] = episodes.trial % config.train_seeds
   tasks = [*complete.unique(0)]
   left_out = len(keys) - len(complete)
   sr = f"{load(config.env.kind).metric}_percent"

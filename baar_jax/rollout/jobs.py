@@ -23,7 +23,7 @@ FIRST_LARGE = "first-large"
 CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
 # Policies with the episodes that each of them plays.
 Plan = Mapping[PolicySpec, Sequence[Job]]
-# Return the episodes of a plan, ordered by policy, task and seed: play them, or read
+# Return the episodes of a plan, ordered by policy, task and trial: play them, or read
 # recorded ones. The arguments are a title for readers, the plan, and what makes a
 # policy, which is called only if an episode has to be played. ValueError is raised if
 # episodes are missing and cannot be played.
@@ -120,7 +120,7 @@ def _list_samples(spec: SampledSpec, purpose: str, tasks: Sequence[Task]) -> lis
 
   Args:
     spec: the policy with its plans.
-    purpose: "reference" or "exploration"; it decides the seeds of the samples.
+    purpose: "reference" or "exploration".
     tasks: the tasks to play.
   """
   count = sum(plan.count for plan in spec.plans)
@@ -153,7 +153,7 @@ def list_ranks(config: Config) -> list[RankSpec]:
 def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> Plan:
   """Return the trials in which an intermediate model always acts.
 
-  The trials have the same seeds as the trials of both boundaries in the profile.
+  The trials have the same numbers as the trials of both boundaries in the profile.
   """
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]

@@ -321,7 +321,8 @@ def play_episode(
   return Episode(
     task_id=task.id,
     policy=policy.spec.key,
-    seed=live.job.seed,
+    purpose=live.job.purpose,
+    trial=live.job.trial,
     steps=live.steps,
     score=env.score(),
     stop=stop,

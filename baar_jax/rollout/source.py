@@ -111,7 +111,7 @@ class SelfPlay:
       build: makes a policy; it is called only if an episode is missing.
 
     Returns:
-      The episodes, ordered by policy, task and seed.
+      The episodes, ordered by policy and key.
 
     Raises:
       CapReached: the next call could exceed --config.max_usd.
@@ -156,7 +156,7 @@ class SelfPlay:
       for ended in episodes:
         if isinstance(ended, Failure):
           policy, job = ended.trial
-          name = f"{job.task.id} seed {job.seed}, {policy.spec.key}"
+          name = f"{job.task.id}, {job.purpose} {job.trial}, {policy.spec.key}"
           print(f"left out: {name}: {ended.error}; run again to play it again")
         else:
           self._store.add(ended)
@@ -200,7 +200,7 @@ class Stored:
     raise ValueError(f"no {split} task is recorded yet: record five tasks first")
 
   def play(self, title: str, plan: Plan, build: Build) -> list[Episode]:
-    """Return the recorded episodes of all jobs, ordered by policy, task and seed.
+    """Return the recorded episodes of all jobs, ordered by policy and key.
 
     Args:
       title: not used.
@@ -216,7 +216,7 @@ class Stored:
       keys = {job.key for job in jobs}
       absent = keys - self._store.keys(spec.key)
       if absent:
-        counts = Counter(task_id for task_id, _ in sorted(absent))
+        counts = Counter(task_id for task_id, *_ in sorted(absent))
         examples = [f"{n} of {id_!r:.80}" for id_, n in counts.most_common(3)]
         raise ValueError(
           f"{len(absent)} of {len(keys)} episodes of {spec.key} are missing, such as "

@@ -6,17 +6,12 @@ A `PolicySpec` says what decides, a `Job` what is played, a `Cap` what may be sp
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
-from baar_jax.episode import SMALL, Call, Reply, Step, Task
+from baar_jax.episode import SMALL, Call, Key, Purpose, Reply, Step, Task
 
-# The seeds of each purpose of episodes start at the number in this table. The
-# configuration limits the number of trials of a purpose, so the ranges of seeds do not
-# overlap. Rollouts have one range for each training seed.
-Purpose = Literal[
-  "profile", "reference", "exploration", "dev", "test", "robustness", "rollout"
-]
+# The seeds of each purpose start at the number in this table; see `Job.seed`.
 FIRST_SEED: dict[Purpose, int] = {
   "profile": 0,
   "reference": 1000,
@@ -28,19 +23,6 @@ FIRST_SEED: dict[Purpose, int] = {
 }
 # The purposes for which only untrained policies play.
 UNTRAINED: tuple[Purpose, ...] = ("profile", "reference", "exploration", "robustness")
-
-
-def seed_of(purpose: Purpose, trial: int, training_seed: int = 0) -> int:
-  """Compute the seed of a trial, for the environment and the scripted models.
-
-  Any two purposes have different seeds.
-
-  Args:
-    purpose: the purpose of the episode.
-    trial: number of the trial within the purpose.
-    training_seed: the training seed of a rollout.
-  """
-  return FIRST_SEED[purpose] + ROLLOUT_RANGE * training_seed + trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +177,17 @@ class Job:
 
   @property
   def seed(self) -> int:
-    """Return the seed of the trial; see `seed_of`."""
-    return seed_of(self.purpose, self.trial, self.training_seed)
+    """Return the seed of the trial, for the environment and the scripted models.
+
+    The configuration limits the trials of a purpose, so no two purposes share a seed.
+    """
+    first = FIRST_SEED[self.purpose] + ROLLOUT_RANGE * self.training_seed
+    return first + self.trial
 
   @property
-  def key(self) -> tuple[str, int]:
-    """Return (task id, seed), which no other episode of the same policy has."""
-    return self.task.id, self.seed
+  def key(self) -> Key:
+    """Return task, purpose and trial, which no other episode of its policy has."""
+    return self.task.id, self.purpose, self.trial
 
 
 class Decision(NamedTuple):
@@ -322,6 +308,6 @@ class Live:
     return [*self.steps, pending]
 
   @property
-  def key(self) -> tuple[str, int]:
-    """Return (task id, seed), which no other live episode has."""
+  def key(self) -> Key:
+    """Return task, purpose and trial, which no other live episode has."""
     return self.job.key

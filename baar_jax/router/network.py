@@ -116,7 +116,7 @@ class InputsEncoder:
 
     An episode must not change after it was encoded, because the inputs are kept.
     """
-    key = episode.policy, episode.task_id, episode.seed
+    key = episode.policy, episode.key
     if key not in self.encoded:
       if len(self.encoded) == MOST_ENCODED:
         self.encoded.clear()

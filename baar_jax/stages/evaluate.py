@@ -102,7 +102,7 @@ def _reuse(
   # An episode with K or more LARGE calls may differ under the cap: after K LARGE calls,
   # SMALL acts and the policy is not asked.
   unchanged = table[table.large_calls < spec.cap.calls]
-  keys = missing & set(zip(unchanged.task_id, unchanged.seed))
+  keys = missing & set(zip(unchanged.task_id, unchanged.purpose, unchanged.trial))
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
 
 

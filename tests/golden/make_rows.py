@@ -48,7 +48,7 @@ def write_prompts(view: View) -> list[list[int]]:
     for h, (history, calls) in enumerate(HISTORIES):
       models = ["SL".index(letter) for letter in f"{history}S"]
       steps = [Step("You see a door.", model, "look around") for model in models]
-      episode = Episode("t", "test", 0, steps, 1.0, "done", calls)
+      episode = Episode("t", "test", "profile", 0, steps, 1.0, "done", calls)
       with mock.patch.object(view_file, "ASK", orders[(t + h) % 2]):
         windows = view.episode_windows(Task("t", "test", name, 30), episode)
       prompts.append(windows[-1].tokens)

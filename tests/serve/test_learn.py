@@ -105,7 +105,9 @@ def run_command(tmp_path, upstream, name, *kills):
 def read_result(config):
   """Read the stored sessions and the default cost weight."""
   run = open_run(config)
-  table = run.store.table()[["policy", "task_id", "seed", "score", "large_calls"]]
+  table = run.store.table()[
+    ["policy", "task_id", "purpose", "trial", "score", "large_calls"]
+  ]
   rows = sorted(table.itertuples(index=False))
   default = load_default(run.files())
   run.close()

@@ -51,22 +51,24 @@ def test_a_task_stays_in_the_split_of_its_first_session(run):
 
 
 @pytest.mark.parametrize(
-  "task, policy, seeds",
+  "task, policy, trials",
   [  # Task a is a train task, b a dev task and d a test task.
-    ("a", "always-small", [0, 1, 5000, 10_000]),
-    ("b", "always-large", [0, 1, 2000, 2001]),
-    ("d", "always-small", [3000, 3001]),
-    ("a", "bopo(lam=0.7)/1", [10_000, 10_001]),
-    ("a", "stratified(samples=3)", [1001, 1002, 1003, 1004]),
+    ("a", "always-small", "profile 0 profile 1 robustness 0 rollout 0"),
+    ("b", "always-large", "dev 0 dev 1 profile 0 profile 1"),
+    ("d", "always-small", "test 0 test 1"),
+    ("a", "bopo(lam=0.7)/1", "rollout 0 rollout 1"),
+    ("a", "stratified(samples=3)", "reference 1 reference 2 reference 3 reference 4"),
   ],
 )
-def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
+def test_sessions_are_the_trials_that_stages_read(run, task, policy, trials):
   """Task b needs its evaluation first, and a training task its profile."""
   for name in "abcd":
     name_task(run.store, name, "", 9)
-  for _ in seeds:
+  purposes, numbers = trials.split()[::2], map(int, trials.split()[1::2])
+  keys = [*zip([task] * len(purposes), purposes, numbers)]
+  for _ in keys:
     add(run, task, policy)
-  assert sorted(run.store.keys(policy)) == [(task, seed) for seed in seeds]
+  assert [episode.key for episode in run.store.episodes(policy)] == sorted(keys)
 
 
 def test_the_trials_of_clients_are_collected_in_order(run):
@@ -75,7 +77,7 @@ def test_the_trials_of_clients_are_collected_in_order(run):
   for name, policy in zip("aaccacca", ["always-small"] * 4 + ["always-large"] * 4):
     add(run, name, policy)
   episodes = run.play("", {ALWAYS_LARGE: jobs}, Policy)
-  assert [(e.task_id, e.seed) for e in episodes] == [
+  assert [(e.task_id, e.trial) for e in episodes] == [
     ("a", 0),
     ("a", 1),
     ("c", 0),
@@ -88,7 +90,7 @@ def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
     load(run, chat())
   assert "Imported 0 sessions; 1 were already stored." in capsys.readouterr().out
   (episode,) = run.store.episodes("stratified(samples=3)")
-  assert (episode.task_id, episode.seed, episode.score) == ("fix", 1001, 1.0)
+  assert (*episode.key, episode.score) == ("fix", "reference", 1, 1.0)
   steps = [(step.observation, step.model, step.action) for step in episode.steps]
   assert steps == [("", 0, "act 0"), ("result 0", 1, "act 1")]
   # SMALL: (60 uncached x 1 + 40 cached x 0.5 + 10 completion x 2) / 1e6 dollars.
