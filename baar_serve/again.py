@@ -45,8 +45,8 @@ def begin(run: Run) -> Run:
   Raises:
     ValueError: no router of the run has played a test.
   """
-  played = {task_id for task_id, _ in run.store.keys(ALWAYS_LARGE.key)}
-  played &= {task_id for task_id, _ in run.store.keys(find_default(run).key)}
+  played = {task_id for task_id, *_ in run.store.keys(ALWAYS_LARGE.key)}
+  played &= {task_id for task_id, *_ in run.store.keys(find_default(run).key)}
   if not any(task.id in played for task in run.store.tasks("test")):
     raise ValueError(f"{run.dir} has no router with a verdict. Leave out --again.")
   for split in ("dev", "test"):

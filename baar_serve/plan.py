@@ -64,7 +64,7 @@ def list_needs(run: Run, split: str) -> list[Need]:
         wanted[SelectedPolicy(ROUTER, spec.cost_weight)] = spec
   needs = []
   for selected, spec in wanted.items():
-    played = collections.Counter(task_id for task_id, _ in run.store.keys(spec.key))
+    played = collections.Counter(task_id for task_id, *_ in run.store.keys(spec.key))
     for task in run.store.tasks(split):
       trial = played[task.id]
       if trial < (MIXES if selected == MIX else 1):

@@ -53,7 +53,7 @@ def check_answers(route: str) -> None:
 def list_rival_needs(run: Run, route: str) -> list[Need]:
   """List the tests that a rival has not played."""
   spec = find_spec(route)
-  played = {task_id for task_id, _ in run.store.keys(spec.key)}
+  played = {task_id for task_id, *_ in run.store.keys(spec.key)}
   needs = []
   for task in run.store.tasks("test"):
     if task.id not in played:
