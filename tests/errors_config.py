@@ -11,7 +11,6 @@ from jax.errors import JaxRuntimeError
 
 import main
 from baar_jax.flags import fail
-from configs import alfworld
 
 
 def command(tmp: Path, *arguments: str) -> None:
@@ -147,10 +146,6 @@ CASES = [
     "--config.train_seeds=4",
   ),
   (
-    "the file has no setting 'other': choose paper, or none",
-    lambda tmp: alfworld.get_config("other"),
-  ),
-  (
     "--config.baselines.rivals must be some of cascade, escalate, single-turn...",
     command,
     "--config.baselines.rivals=('no-such',)",
@@ -201,11 +196,6 @@ CASES = [
     "TMP/quickstart: disk image is malformed (from SQLite); check the free space...",
     stop_a_stage,
     sqlite3.DatabaseError("disk image is malformed"),
-  ),
-  (
-    "out of memory: lower --config.sft.micro_episodes or --config.router.max_tokens (MemoryError())",
-    stop_a_stage,
-    MemoryError(),
   ),
   (
     "out of memory: ...RESOURCE_EXHAUSTED: 9 bytes...",

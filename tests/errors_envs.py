@@ -9,9 +9,8 @@ from baar_jax.envs import base, engines, process
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
-from baar_jax.envs.code.adapter import Code, read_functions, run_tests
+from baar_jax.envs.code.adapter import read_functions
 from baar_jax.envs.scienceworld import adapter
-from baar_jax.envs.scienceworld import engine as scienceworld
 
 FILE = """
 import dataclasses, os
@@ -41,19 +40,6 @@ def list_games(tmp: Path, content: bytes) -> None:
   alfworld.ALFWorld(1, options=alfworld.Options(str(tmp), "list.txt")).tasks("train")
 
 
-def list_appworld_tasks(tmp: Path) -> None:
-  appworld.AppWorld(3, options=appworld.Options(str(tmp))).tasks("train")
-
-
-def start_wrong_java(tmp: Path) -> None:
-  with mock.patch.dict("os.environ", JAVA_TOOL_OPTIONS="-no"):
-    scienceworld.start_jvm.__wrapped__()
-
-
-def load_no_task(tmp: Path) -> None:
-  scienceworld.Engine().load("find-plant/999")
-
-
 TOY = engines.Engine(("toy==1",), "TOY_DATA", "toy-download")
 
 
@@ -61,12 +47,6 @@ def find_no_data(tmp: Path) -> None:
   """Complete the options of an environment whose data are missing."""
   with mock.patch.object(engines.Engine, "is_installed", lambda _: True):
     appworld.AppWorld.complete(appworld.Options(f"{tmp}/nowhere"), tmp)
-
-
-def fail_to_confine(tmp: Path) -> None:
-  """Run tests behind a wall that does not start."""
-  with mock.patch.object(engines, "confine", lambda *args: ["false"]):
-    run_tests("def f(x): return x", ["assert f(1) == 1"])
 
 
 MUG = "pick_and_place_simple-Mug-None-Desk-1"
@@ -77,20 +57,14 @@ CASES = [
   # Envs
   ("...define oracle() and mistake() in its class...", lambda tmp: Env().oracle()),
   ("...no expert...quickstart.py", lambda tmp: Env().mistake("wasted", "key")),
-  ("...train.txt has 0 tasks...lower --config.env.train_tasks...", list_appworld_tasks),
   (
     "no.txt is not a list of ids from sciworld_0 to sciworld_4638: download it again",
     lambda tmp: adapter.ScienceWorld(1, options=LISTED).tasks("train"),
   ),
   (
-    "...20 tasks...lower --config.env.dev_tasks...",
-    lambda tmp: Code(0, 21).tasks("dev"),
-  ),
-  (
     "cannot read functions from TMP/none (...",
     lambda tmp: read_functions(f"{tmp}/none"),
   ),
-  ("the process of the tests did not start", fail_to_confine),
   # The kind and its options
   (
     "...kind is 'poem'...FILE.py:CLASS...scienceworld...",
@@ -114,7 +88,4 @@ CASES = [
   (f"...{MUG}...is missing...", list_games, f"train/{MUG}/trial_A".encode()),
   # AppWorld
   ("'../x' is not the id of...", lambda tmp: appworld.AppWorld().reset("../x")),
-  # ScienceWorld
-  ("cannot start Java (...Unrecognized option: -no...): ...", start_wrong_java),
-  ("...no task find-plant/999 (...): choose another", load_no_task),
 ]

@@ -118,10 +118,6 @@ CASES = [
     for url in ("socks5://sk-secret@127.0.0.1:9", "ftp://127.0.0.1")
   ],
   (
-    "The model 'gpt-9' has no list price. Set --config.models.prices.",
-    lambda tmp: cost_usd("gpt-9", Usage(1, 0, 1)),
-  ),
-  (
     "The model 'gpt-audio' is not priced by tokens alone. ...",
     lambda tmp: cost_usd("gpt-audio", Usage(1, 0, 1)),
   ),

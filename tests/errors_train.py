@@ -1,40 +1,18 @@
 """The errors of training: stored data, checkpoints, value heads, losses and rewards."""
 
-import contextlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import tiny
 from errors_config import command
-from states import restore, save, state
 
-from baar_jax.config import BoPOConfig, Config
-from baar_jax.families.conditioned import load_heads
-from baar_jax.families.family import load_router
+from baar_jax.config import Config
 from baar_jax.learn.batches import draw_batches
-from baar_jax.learn.checkpoint import Checkpoints
-from baar_jax.paper import bopo, references, rewards
-from baar_jax.rollout.specs import RolloutSpec
-from baar_jax.run import RouterFiles
+from baar_jax.paper import references, rewards
 from baar_jax.run import load_references as load_stored_references
 from baar_jax.stages import collect
 from baar_jax.store import Store
-
-
-def restore_state(tmp: Path, changes: Mapping) -> None:
-  """Restore a checkpoint whose state has changed."""
-  with contextlib.closing(Checkpoints(tmp / "sft", create=True)) as checkpoints:
-    checkpoints.save(1, state(1) | changes)
-  restore(tmp / "sft")
-
-
-def restore_damaged(tmp: Path) -> None:
-  save(tmp / "sft", 1)
-  (tmp / "sft/1/params/_METADATA").write_text("{")
-  restore(tmp / "sft")
 
 
 def lose_vocabulary(tmp: Path) -> None:
@@ -50,12 +28,6 @@ def load_references(tmp: Path) -> None:
   load_stored_references(Store(":memory:"), Config(runs=str(tmp)), profiles)
 
 
-def roll_out(tmp: Path) -> None:
-  """All rollouts end in errors, so that no episode is stored."""
-  learner = SimpleNamespace(config=BoPOConfig(), act=None, label="BoPO")
-  bopo.roll_out(lambda *_: [], learner, RolloutSpec("bopo", 0.1, 0, 1), [])
-
-
 CASES = [
   # Stored data.
   (
@@ -69,26 +41,6 @@ CASES = [
   (
     "...no stored episodes...run --stage=references...",
     lambda tmp: next(draw_batches([], 4, seed=0)),
-  ),
-  (
-    "BoPO, λ 0.1, training seed 0, update 1: no task has 2 episodes: correct...",
-    roll_out,
-  ),
-  # Checkpoints. tests/test_checkpoint.py has the error of a full disk, which needs a
-  # process of its own.
-  (
-    "cannot read checkpoint TMP/sft/1 (...not finite): remove this directory...",
-    restore_state,
-    {"optimizer": [jnp.array(1), jnp.full(6, math.nan)]},
-  ),
-  ("cannot read checkpoint TMP/sft/1 (...): remove this directory...", restore_damaged),
-  (
-    "TMP/checkpoints/sft has no finished router: run --stage=sft first",
-    lambda tmp: load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
-  ),
-  (
-    "TMP/checkpoints/value/value_heads.npz is missing...--stage=value",
-    lambda tmp: load_heads(RouterFiles(tmp, Config(), mesh=None)),
   ),
   (
     "only text routers have Hugging Face's format: train with --config.router.weights set",

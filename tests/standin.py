@@ -299,9 +299,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "
 FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "stall": slow(b"", b"", OK),
   "trickle": slow(OK, b" "),
-  "error_trickle": slow(b"HTTP/1.1 500 Error\r\n\r\n", b" "),
   "slow_headers": slow(b"HTTP/1.1 200 OK\r\nx-slow: ", b"x", b"\r\n\r\n"),
-  "endless_continue": slow(b"", b"HTTP/1.1 100 Continue\r\n\r\n", OK),
   "drop": drop,
   "malformed": lambda h, *asked: h.send(200, h.answer(*asked)[:60]),
   "long_body": long_body,

@@ -122,7 +122,7 @@ def test_a_call_sends_and_reads_chat_completions(
 
 FREE = ("429", "500", "503", "409")
 PAID = ("empty", "silent", "tool_calls")
-LATE = ("stall", "trickle", "error_trickle", "slow_headers", "endless_continue")
+LATE = ("stall", "trickle", "slow_headers")
 LOST = (*LATE, "drop", "malformed", "408", "502", "504", "524", "bomb", "long_body")
 LOST += ("error_of_200",)
 

@@ -15,8 +15,6 @@ import pytest
 from states import restore, save, state
 from tiny import ROOT
 
-from baar_jax.learn.checkpoint import ParameterFile
-
 # A program that saves an update. A limit of the size of files stands for a full disk.
 # Only the error's text is printed.
 SAVE = """
@@ -70,25 +68,6 @@ def test_a_refused_checkpoint_leaves_the_logs_of_a_program_as_they_were(whole):
   assert_refused(whole, state(0) | {"params": {"norm": jnp.ones(6)}})
   assert before == [(logger.level, logger.filters) for logger in loggers]
   assert sys.unraisablehook is hook
-
-
-def test_a_parameter_file_returns_the_last_version_bit_by_bit(tmp_path):
-  draw = np.random.default_rng(0)
-  file = ParameterFile(tmp_path)
-  like = state(0)["params"]
-  assert file.read(like) is like  # Nothing is in the file yet.
-
-  def draw_bits(x):
-    """Draw any bits: also NaNs, infinities, denormal numbers and minus zero."""
-    bits = draw.integers(2**32, size=x.shape, dtype=np.uint32)
-    return jnp.array(bits.view(np.float32))
-
-  for _ in range(2):
-    version = jax.tree.map(draw_bits, like)
-    file.write(version)
-  bits = lambda x: np.asarray(x).tobytes()  # noqa: E731
-  assert jax.tree.map(bits, file.read(like)) == jax.tree.map(bits, version)
-  assert not any(tmp_path.iterdir())  # The file has no name.
 
 
 def test_a_full_disk_is_an_error_of_one_line(whole, tmp_path):

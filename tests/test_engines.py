@@ -92,10 +92,3 @@ def test_a_machine_is_tried_before_code_is_confined(
   monkeypatch.setattr(engines.subprocess, "run", mock.Mock(side_effect=[result]))
   engines.can_confine.cache_clear()
   assert engines.can_confine(ENGINE) is expected
-
-
-def test_a_user_without_a_home_has_a_cache(monkeypatch):
-  for name in ("BAAR_JAX_CACHE", "XDG_CACHE_HOME", "HOME"):
-    monkeypatch.delenv(name, raising=False)
-  monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-  assert engines.cache() == Path.cwd() / ".cache" / "baar_jax"

@@ -118,12 +118,6 @@ def test_the_core_has_no_word_of_the_endpoint():
       assert not ENDPOINT.findall(path.read_text()), path
 
 
-def test_tests_import_helpers_and_no_other_test():
-  for path in (ROOT / "tests").rglob("*.py"):
-    names = {full.removeprefix("tests.") for full in imports(path)}
-    assert not any(name.startswith("test_") for name in names), path
-
-
 def test_packages_import_nothing():
   assert set().union(*map(imports, PACKAGES)) == {"importlib"}
 

@@ -109,7 +109,6 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
   [
     # Two calls of LARGE are allowed, and a third is not. Calls of SMALL are not counted.
     (2, None, {}, "LLSS", "LLss"),
-    (2, None, {}, "LSLS", "LSLs"),
     (0, None, {}, "SSSS", "ssss"),
     # The last call fits exactly.
     (None, 4 * LARGE_USD, {}, "LLLL", "LLLL"),
@@ -117,11 +116,9 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
     # In the end not even SMALL fits.
     (None, LARGE_USD + 2.5 * SMALL_USD, {}, "LSS", "Lss-"),
     (None, 0.5 * SMALL_USD, {}, "", "-"),
-    (1, LARGE_USD + SMALL_USD, {}, "LS", "Ls-"),
     (None, 4 * LARGE_USD, DEAR, "LLLS", "LLLs"),
     # SMALL acts if the judge cannot be asked, even if LARGE would fit.
     (None, 1.0 + 4 * LARGE_USD, JUDGE, "JLJLSSSS", "LLssss"),
-    (None, 0.5 + LARGE_USD + 3.5 * SMALL_USD, JUDGE, "JLSSS", "Lsss-"),
     # If all attempts fail, a cheaper model acts, and LARGE's call is given back.
     (2, 1.0, {"texts": {(1, "large"): GONE}}, "LLSLS", "LsLs"),
     (2, 1.0, {"texts": {1: GONE}}, "SLS", "S-"),

@@ -3,12 +3,10 @@
 import dataclasses
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from flax import nnx
 from tiny_router import fill
 
 from baar_jax.config import Config, EnvConfig, SFTConfig
@@ -39,34 +37,16 @@ OTHER = Task("other", "train", "open a door", 4)
 VOCABULARY = learn_vocabulary({TASK.id: TASK, OTHER.id: OTHER}, EPISODES)
 
 
-def test_the_forward_pass_and_its_gradient_equal_numpys():
-  """The gradient's slope in a random direction is a finite difference in float64."""
+def test_the_forward_pass_equals_numpys():
   network = fill(lambda: PolicyNetwork(3, 2, 0))
   draw = np.random.default_rng(1)
   x_BxSxI = draw.normal(size=(2, 2, 3)).astype(np.float32)
-  layers = [
-    [np.array(array, np.float64) for array in layer] for layer in network.layers
-  ]
-  change = jax.tree.map(lambda array: draw.normal(size=array.shape), layers)
-
-  def compute(shift: float) -> np.ndarray:
-    y_BxSxO = x_BxSxI
-    moved = jax.tree.map(lambda array, slope: array + shift * slope, layers, change)
-    for number, (weight_IxO, bias_O) in enumerate(moved):
-      if number:
-        y_BxSxO = y_BxSxO / (1 + np.exp(-y_BxSxO))
-      y_BxSxO = y_BxSxO @ weight_IxO + bias_O
-    return y_BxSxO
-
-  np.testing.assert_allclose(network(x_BxSxI), compute(0), rtol=1e-5, atol=1e-5)
-  of = nnx.grad(lambda network: network(x_BxSxI)[0, 1, 0])(network)
-  slopes = [
-    (np.array(of[name][part]) * array).sum()
-    for name, layer in zip(("first", "second", "last"), change)
-    for part, array in zip(("kernel", "bias"), layer)
-  ]
-  difference = (compute(1e-5) - compute(-1e-5))[0, 1, 0] / 2e-5
-  assert sum(slopes) == pytest.approx(difference, rel=1e-4)
+  y_BxSxO = x_BxSxI
+  for number, (weight_IxO, bias_O) in enumerate(network.layers):
+    if number:
+      y_BxSxO = y_BxSxO / (1 + np.exp(-y_BxSxO))
+    y_BxSxO = y_BxSxO @ np.float64(weight_IxO) + np.float64(bias_O)
+  np.testing.assert_allclose(network(x_BxSxI), y_BxSxO, rtol=1e-5, atol=1e-5)
 
 
 def test_inputs_are_standardised_and_terms_are_those_of_no_cap():

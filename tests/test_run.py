@@ -1,46 +1,22 @@
 """Check which changes a run's directory accepts, and what is played again."""
 
-import dataclasses
-import json
 from contextlib import closing
-from types import SimpleNamespace
 
 import jax
 import pytest
 import tiny
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.families.table import open_with
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
-from baar_jax.stages import plan
 from examples.sandbox import Sandbox
-
-
-def test_without_a_terminal_progress_is_a_line_a_minute(capsys):
-  with Run.progress(SimpleNamespace(is_main=True), "value", 90, 0, "update") as bar:
-    bar.update(10)
-    assert capsys.readouterr().err == ""
-    bar.start_t -= 61
-    bar.last_print_t -= 61
-    bar.update(20)
-    line = "value: 30 of 90 update in 01:01\n"
-    assert capsys.readouterr().err == f"\r{line}"
 
 
 @pytest.fixture
 def config(tmp_path):
   return tiny.config(tmp_path)
-
-
-def assert_refused(config, problem):
-  """Check that a run cannot be opened, nor counted, with an error of one line."""
-  for start in (Run, lambda config: plan.main(config, ["profile"])):
-    with pytest.raises(ValueError, match=f"^[^\n]*{problem}[^\n]*$"):
-      start(config)
 
 
 def test_compiled_programs_are_not_in_the_runs_directory(config, tmp_path, monkeypatch):
@@ -70,37 +46,6 @@ def test_a_run_copies_another_s_profile_and_samples(config, tmp_path):
       assert run.tasks("dev") == tasks and table.policy.tolist() == copied
       # Each of the episodes cost 6 dollars, which the first run has paid.
       assert table.reused.all() and run.budget.settled_usd == 0
-
-
-def test_a_run_that_lacks_a_store_is_refused(config):
-  """A fresh store would forget the spent dollars, so the cap would begin again."""
-  with closing(Run(config)) as run:
-    run.tasks("train")
-  directory = run.dir
-  config.distributed.processes = 2
-  config.distributed.coordinator = "host:1"
-  (directory / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-  assert_refused(config, "episodes-1.sqlite is missing or empty, so the spent dollars")
-  (directory / "episodes.sqlite").write_bytes(b"")
-  assert_refused(config, "episodes.sqlite is missing or empty")
-
-
-def test_the_boundaries_play_in_turn_as_they_play_alone(config, tmp_path):
-  def play(config, *groups):
-    with closing(Run(config)) as run:
-      planned = jobs.list_profile(config, run.tasks("dev"))
-      played = []
-      for specs in groups:
-        part = {spec: planned[spec] for spec in specs}
-        played += run.play("", part, open_with(run.files()))
-      order = run.store._db.execute("SELECT policy FROM episodes ORDER BY rowid")
-      return played, [policy for (policy,) in order]
-
-  alone, order = play(config, [ALWAYS_SMALL], [ALWAYS_LARGE])
-  assert order == ["always-small"] * 4 + ["always-large"] * 4
-  together, order = play(tiny.config(tmp_path, "together"), BOUNDARIES)
-  assert order == ["always-small", "always-large"] * 4
-  assert together == alone == play(config, BOUNDARIES)[0]
 
 
 def test_an_episode_that_failed_is_played_again_alone(config, capsys):

@@ -1,6 +1,5 @@
 """Check gradient steps of micro-batches, and the optimizers' learning rates."""
 
-import dataclasses
 import math
 import re
 from functools import partial
@@ -12,21 +11,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tiny_router import EPISODES, VIEW, draw_model, make_batcher, make_view
+from tiny_router import EPISODES, VIEW, draw_model, make_batcher
 
 from baar_jax.config import BoPOConfig, SFTConfig
-from baar_jax.families.vanilla import dapo_loss
-from baar_jax.learn import trainer as trainer_module
 from baar_jax.learn.batches import SAMPLED, Batch
-from baar_jax.learn.trainer import (
-  ShardedRouter,
-  Trainer,
-  bopo_optimizer,
-  sft_optimizer,
-)
+from baar_jax.learn.trainer import ShardedRouter, Trainer, sft_optimizer
 from baar_jax.paper.bopo import Learner, RatedEpisode
 from baar_jax.paper.losses import bopo_loss, sft_batch_loss
-from baar_jax.router import qwen2
 from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
@@ -128,52 +119,6 @@ def test_no_array_has_both_tokens_and_vocabulary():
   assert not any({str(T), str(WHOLE)} & shape for shape in with_vocabulary)
 
 
-def test_bopo_in_bf16_is_on_policy():
-  """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
-  encoder = TextEncoder(VIEW)
-  encoder.dtype = "bfloat16"
-  trainer = Trainer(draw_model(), encoder, partial(bopo_loss, BOPO), OPTIMIZER)
-  # The anchor is the trainer itself, so the KL is 0.
-  learner = Learner(BOPO, trainer, make_batcher(WHOLE, labels=SAMPLED), trainer)
-  metrics = learner.learn([*map(RatedEpisode, EPISODES, ADV)])
-  assert metrics["loss"] == pytest.approx(-0.3, abs=1e-5) and metrics["log_ratio"] > 0.1
-  assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
-
-
-def test_gradients_of_windows_equal_finite_differences(monkeypatch):
-  """12 windows, two in a micro-batch; all but JAX's attention is in float64. DAPO's ratio is one
-  to recorded log-probabilities, so its loss has a slope; BoPO's has the same cut."""
-  double = SimpleNamespace(**vars(jnp) | {"float32": jnp.float64})
-  monkeypatch.setattr(qwen2, "jnp", double)
-  monkeypatch.setattr(trainer_module, "CLIP_NORM", math.inf)
-  encoder = TextEncoder(make_view(view="paper", max_tokens=800))
-  encoder.dtype = "float64"
-  cut = dataclasses.replace(make_batcher(2, labels=SAMPLED), encoder=encoder)
-  batches = cut.micro_batches(EPISODES[:3], ADV[:3])
-  assert {len(batch.inputs.tokens_BxT) for batch in batches} == {2}
-  with jax.enable_x64(True):
-    model = jax.tree.map(lambda x: x.astype("f8"), draw_model())
-    loss = partial(dapo_loss, BOPO)
-    trainer = Trainer(model, encoder, loss, optax.sgd(1.0))
-    start = jax.tree.map(np.array, trainer.params)
-    draw = np.random.default_rng(0)
-    direction = jax.tree.map(lambda x: draw.normal(size=x.shape), start)
-
-    def learn(size):
-      """Return the loss at a distance from the start, and take a step."""
-      trainer.params = jax.tree.map(
-        lambda x, d: jnp.array(x + size * d), start, direction
-      )
-      return trainer.step(batches)["loss"]
-
-    slope = (learn(1e-3) - learn(-1e-3)) / 2e-3
-    learn(0.0)
-    products = jax.tree.map(
-      lambda x, now, d: ((x - now) * d).sum(), start, trainer.params, direction
-    )
-    assert sum(jax.tree.leaves(products)) == pytest.approx(slope, rel=1e-3)
-
-
 def updates_of(optimizer, gradients, value=0.0):
   """The updates of one parameter whose value stays; the value 0 has no weight decay."""
   state = optimizer.init(jnp.array(value))
@@ -199,13 +144,3 @@ def test_learning_rates_and_weight_decay():
   # Weights decay: at a quarter and at half of the peak by 0.15 and 0.3 times 0.01 * 5.
   decayed = updates_of(sft(), [0.0, 0.0], 5.0)
   assert decayed == pytest.approx([-0.0075, -0.015], rel=1e-3)
-
-
-def test_the_rate_of_bopo_falls_by_a_cosine_to_its_last_share():
-  config = BoPOConfig(updates=4, learning_rate=0.6, last_rate=0.2)
-  # Over 4 updates from 0.6 to 0.12: the middle 0.36, at 45 degrees 0.36 + 0.24 * 0.7071.
-  expected = [0.6, 0.52971, 0.36, 0.19029, 0.12, 0.12]
-  rates = updates_of(bopo_optimizer(config), [0.5] * 6)
-  np.testing.assert_allclose(-np.array(rates), expected, rtol=1e-4)
-  constant = updates_of(bopo_optimizer(BoPOConfig(learning_rate=0.6)), [0.5] * 6)
-  np.testing.assert_allclose(constant, -0.6, rtol=1e-4)

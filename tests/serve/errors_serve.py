@@ -9,7 +9,7 @@ from unittest import mock
 
 from absl import flags
 from endpoint import ASK, Client
-from recorded import USAGE, atif, chat, load
+from recorded import atif, chat, load
 from starlette.requests import Request
 
 from baar_jax import Router
@@ -87,12 +87,6 @@ def read_messages(tmp: Path, value: object, path: str) -> None:
   read_history({form.history: value}, form)
 
 
-def send_sound(client: Client) -> None:
-  """Send a call with sound to an endpoint."""
-  body = {"model": "baar", "messages": [{"type": "input_audio"}]}
-  client.exchange.deliver(ClientCall(ClientKey(), FORM, {}, body), None)
-
-
 def receive(app: App) -> ClientCall:
   """Send a call of the session "s" to an application."""
   body = {"model": "baar", "messages": ASK}
@@ -137,12 +131,6 @@ def serve_a_router_of_three(tmp: Path) -> None:
   use(bool, policy="router", router=str(tmp / "three"))(tmp)
 
 
-def import_lines(problem: str, *records: object) -> tuple[str, Callable]:
-  """Make the row of a file that cannot be imported."""
-  message = f"TMP/served/traces.jsonl, {problem}. No session was imported. Correct ..."
-  return message, use(lambda client: load(client.run, records))
-
-
 def decide_alone(**arguments: float) -> None:
   router = Router(Policy(PolicySpec("p")), ("small", "large"), 9, sessions=1)
   router.decide(ASK, **arguments)
@@ -160,10 +148,6 @@ CASES = [
   (
     "This server has no WebSockets. Send POST /v1/responses.",
     handle_request(App._refuse_socket),
-  ),
-  (
-    "This server refuses sound, whose tokens have a price of their own. Send its text.",
-    use(send_sound),
   ),
   (
     "The task was scored during this call. Send the call of the next task.",
@@ -216,21 +200,14 @@ CASES = [
     command,
     "--config.models.forms=('messages chat',)",
   ),
-  import_lines(
-    "line 1: a field is missing or wrong, or ... neither chat lines nor ATIF ('session')",
-    {},
-  ),
-  import_lines(
-    "line 1: ... (call 1 must end with assistant message 1)",
-    *[*chat()][1:],
+  (
+    "TMP/served/traces.jsonl, line 1: ... (call 1 must end with assistant message 1). No "
+    "session was imported. Correct ...",
+    use(lambda client: load(client.run, [*chat()][1:])),
   ),
   (
     "Session 'a' has the model 'other'. Set --config.models.names to the models of ...",
     use(lambda client: load(client.run, chat(model="other"))),
-  ),
-  import_lines(
-    "line 1: ... (The usage is impossible: ...)",
-    *chat(usage=USAGE | {"cached_tokens": 101}),
   ),
   (
     "Session 'b' has the score None, not one from 0 to 1. Set --config.scores.",
@@ -248,9 +225,7 @@ CASES = [
 ]
 # Rows: the path of a wire form, its messages, and the problem.
 WRONG = [
-  ("responses", [], "input must have at least one message"),
   ("chat/completions", [], "messages must have at least one message"),
-  ("chat/completions", None, "messages must be a list of JSON objects"),
   ("chat/completions", [{"content": 7}], "content must be a list of JSON objects"),
   ("chat/completions", [{"content": "x"}], "a text is missing, or is not a text"),
   ("chat/completions", [{"content": "\ud83d"}], "'utf-8' codec can't encode ..."),

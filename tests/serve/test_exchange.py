@@ -45,28 +45,6 @@ def test_a_call_waits_for_what_another_session_reserves(open_client, upstream):
   assert [reply.status_code for reply in replies] == [200, 200]
 
 
-def test_equal_tasks_stay_apart_through_an_outage(open_client, upstream):
-  """Five clients repeat their calls, after 40 errors; 5 * 3 calls have an answer."""
-  upstream.fault = ["503"] * 40
-  client = open_client(models={"retries": 0})
-
-  def play(task):
-    messages = [*ASK]
-    for _ in range(3):
-      status = 503
-      while status == 503:
-        status = client.chat("", messages=messages).status_code
-      messages = [*messages, assistant(REPLY), *ASK]
-
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    [*pool.map(play, range(5))]
-  sessions = client.http.get("/v1/sessions").json()["data"]
-  counts = [
-    len(found["steps"]) for session in sessions for found in session["conversations"]
-  ]
-  assert counts == [3] * 5 and len(upstream.billed) == 15
-
-
 def test_a_client_that_leaves_at_the_end_of_a_reply_has_it():
   async def leave(events):
     delivery = Delivery(None)

@@ -154,22 +154,6 @@ def test_what_is_billed_is_booked(case):
   assert problem in bill.problem and bool(problem) == bool(bill.problem)
 
 
-@pytest.mark.parametrize(
-  "texts, problem",
-  [
-    (['{"usage": {"prompt_tokens": 9}}', '{"usage": {"prompt_tokens": 8}}'], "shrinks"),
-    (['{"service_tier": "priority"}', '{"service_tier": "default"}'], "tier"),
-    (['{"usage": {"service_tier": "priority"}}'], "tier"),
-  ],
-)
-def test_doubtful_answers_are_not_priced(texts, problem):
-  meter = Meter()
-  for text in (*texts, '{"usage": {"prompt_tokens": 9, "completion_tokens": 1}}'):
-    meter.read(text)
-  with pytest.raises(ImpossibleUsage, match=problem):
-    meter.usage()
-
-
 LOOK = {"name": "look", "arguments": '{"at": "door"}'}
 
 

@@ -23,7 +23,7 @@ from baar_serve.again import roll_back
 from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.episodes import name_task
 from baar_serve.learn import AgentCommand, learn, play_all
-from baar_serve.rival import find_spec, list_rival_needs
+from baar_serve.rival import list_rival_needs
 from baar_serve.verdict import compare, find_default, judge
 from configs import quickstart
 
@@ -254,17 +254,6 @@ def test_a_rival_plays_with_the_dollars_of_its_usage(rival, monkeypatch):
   assert (episode.task_id, episode.score) == ("d", 1.0)
   assert episode.cost_usd == pytest.approx(0.004) and run.budget.settled_usd == 0.004
   assert list_rival_needs(run, route) == []
-  # Of two tests with the scores 1 and 0, the rival wins one: (1 + 1) / 4 - 1 / 16.
-  spec = find_spec(route)
-  keys = [ALWAYS_LARGE.key, spec.key]
-  data = SimpleNamespace(
-    per_task=lambda column: pd.DataFrame([[1, 0], [1, 1]], keys),
-    mean=lambda columns: pd.DataFrame({"cost_usd": [0.2, 0.3]}, keys),
-  )
-  monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
-  assert str(compare(run, ALWAYS_LARGE, spec)) == (
-    "score -0.250 ± 0.661, $0.200000 a test and $0.300000"
-  )
 
 
 @pytest.mark.parametrize("fault", ["unpriced", None])
@@ -367,12 +356,14 @@ def test_few_equal_scores_do_not_settle_the_verdict(
   48 tasks are lost, the variance is 47 / 50 - 0.92^2."""
   keys = [ALWAYS_LARGE.key, "router"]
   rows = pd.DataFrame([[1] * count, [1, 1] + [score] * (count - 2)], keys)
-  usd = pd.DataFrame({"cost_usd": [1, 1]}, keys)
+  usd = pd.DataFrame({"cost_usd": [1, 2]}, keys)
   data = SimpleNamespace(per_task=lambda column: rows, mean=lambda columns: usd)
   monkeypatch.setattr("baar_serve.verdict.load_split", lambda *_: data)
   router = SimpleNamespace(key="router")
   monkeypatch.setattr("baar_serve.verdict.find_default", lambda run: router)
   run = SimpleNamespace(store=None, config=None)
+  dollars = "$2.000000 a test and $1.000000"
+  assert str(compare(run, router, ALWAYS_LARGE)) == f"score {figures}, {dollars}"
   assert judge(run) == (
     f"Verdict: {verdict}. The router's score against always-LARGE's: {figures}, "
     "corrected for few tasks."

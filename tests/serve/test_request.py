@@ -15,7 +15,6 @@ UUID = "0199c0de-0000-4000-8000-00000000000a"
 NAMES = [
   ({"x-baar-session-id": "a", "x-session-id": "b"}, {}, "", "a"),
   ({"x-session-id": "b"}, {"session_id": "c"}, "/s/u", "u"),
-  ({"x-claude-code-session-id": "d"}, {"session_id": "c"}, "/s/u", "u"),
   ({"x-claude-code-session-id": "d", "session-id": "e"}, {}, "", "d"),
   ({"x-litellm-session-id": "f"}, {"metadata": {"session_id": "g"}}, "", "f"),
   ({}, {"session_id": None, "metadata": {"session_id": "g"}}, "", "g"),
@@ -23,8 +22,6 @@ NAMES = [
   ({}, {"metadata": {"user_id": json.dumps({"session_id": UUID})}}, "", UUID),
   ({}, {"prompt_cache_key": UUID}, "", UUID),
   ({"x-session-id": "child", "x-parent-session-id": "b"}, {}, "", "b"),
-  ({"x-session-id": "child", "x-parent-session-id": "b"}, {}, "/s/u", "u"),
-  ({"url": "a", "body.session_id": "a"}, {}, "/s/u", "u"),
 ]
 
 
