@@ -58,6 +58,7 @@ def get_config(setting: str = "") -> config.Config:
   if setting == "ablations":
     c.train_seeds = 3
     c.evaluate.seeds = 9
+    c.evaluate.call_budgets = ()  # Ablations are compared without a cap.
     c.baselines.rivals = ()
     c.baselines.ablations = sciworld.ABLATIONS
   if setting in ("sciworld", "alfworld"):
