@@ -34,7 +34,7 @@ def test_the_episode_with_the_oldest_decision_is_forgotten():
   for name in "abac":
     decider.remember(Live(Job(dataclasses.replace(tiny.TASK, id=name), "test", 0)))
   assert forgotten == ["b"]
-  assert [task_id for task_id, _ in decider.lives] == ["a", "c"]
+  assert [task_id for task_id, *_ in decider.lives] == ["a", "c"]
 
 
 def test_router_in_python_knows_which_caches_are_warm(monkeypatch):
