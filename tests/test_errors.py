@@ -1,4 +1,4 @@
-"""Every error that a user can see: its message, and the case that produces it.
+"""Errors that users can see: each message, and the case that produces it.
 
 Each tests/errors_*.py has CASES: rows of a message ("..." is any text), a function that
 raises it in an empty directory, and the function's other arguments.

@@ -13,9 +13,12 @@ from baar_jax.store import Store
 SMALL, LARGE = BOUNDARY_KEYS
 STRATIFIED = "stratified(samples=20)"
 TASKS = {id_: Task(id_, "train", "do it", 9) for id_ in ("b", "a", "one", "other")}
-
-
-PURPOSES = {"stratified": "reference", "exploration": "exploration"}
+# By family; all others play the profile.
+PURPOSES = {
+  "stratified": "reference",
+  "exploration": "exploration",
+  "exploration-all": "exploration",
+}
 
 
 def store_of(*keys, score=1.0) -> Store:
@@ -23,8 +26,7 @@ def store_of(*keys, score=1.0) -> Store:
   store = Store(":memory:")
   store.put_tasks("train", TASKS.values())
   for task_id, policy, trial in keys:
-    purpose = PURPOSES.get(policy[: len("stratified")], "profile")
-    purpose = PURPOSES.get(policy[: len("exploration")], purpose)
+    purpose = PURPOSES.get(policy.partition("(")[0], "profile")
     store.add(episode(task_id, policy, trial, score=score, purpose=purpose))
   return store
 

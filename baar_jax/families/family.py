@@ -447,7 +447,6 @@ class RolloutProgress:
   finished: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
 class OnPolicyFamily(RouterFamily):
   """A family whose routers learn from their own episodes, one per cost weight.
 

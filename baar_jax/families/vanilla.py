@@ -146,7 +146,6 @@ def dapo_loss(
   return {"loss": loss} | measure_policy(logits_BxSxA, logp_BxS, batch)
 
 
-@dataclasses.dataclass(frozen=True)
 class Vanilla(OnPolicyFamily):
   """Vanilla RL from the router before BoSFT."""
 

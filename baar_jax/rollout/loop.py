@@ -1,4 +1,4 @@
-"""Play many episodes at once: one decision for all that wait, then steps in threads.
+"""Play many episodes at once: one decision for all that wait, then a step of each.
 
 `run_episodes` is the loop over all live episodes, `play_episode` the life of one of
 them. They meet at a generator: it yields when its episode needs a decision, and the

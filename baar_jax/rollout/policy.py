@@ -166,7 +166,7 @@ class Policy:
   def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
     """Pay for a reply that the decision needs, such as a judge's or a proposal.
 
-    It is called in a worker thread, before the decision and again after it. By default
+    It is called by a worker, before the decision and again after it. By default
     a policy decides without one.
 
     Args:
