@@ -14,14 +14,18 @@ from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, reserv
 def test_calls_are_reserved_then_settled():
   budget = CallBudget(2)
   small, large, larger = range(3)
-  for model in (large, larger):
-    budget.reserve(model)
+  first = budget.reserve(large)
+  second = budget.reserve(larger)
   assert budget.remaining == 0 and budget.allows(small) and not budget.allows(large)
-  # A call that was not made is given back.
-  cases = ((small, False, 0), (large, True, 0), (larger, False, 1))
-  for model, is_called, remaining in cases:
-    budget.settle(model, is_called)
-    assert budget.remaining == remaining
+  budget.settle(budget.reserve(small), small)
+  budget.settle(first, large)
+  assert budget.remaining == 0
+  # A call that brought no reply is given back.
+  budget.settle(second, small)
+  assert budget.remaining == 1
+  budget.settle(budget.reserve(larger), larger)
+  assert budget.remaining == 0 and budget.reserve(large) is None
+  assert CallBudget(None).allows(large) and CallBudget(None).remaining == math.inf
 
 
 def test_dollars_are_reserved_then_settled():

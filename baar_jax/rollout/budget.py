@@ -26,56 +26,6 @@ class CapReached(RuntimeError):
   """Report that a call does not fit the run's budget; the stage stops."""
 
 
-class CallBudget:
-  """A budget of calls of models costlier than SMALL (paper: K of the hard budget).
-
-  A call is reserved before it is made. If the call is not made after all, its
-  reservation is given back to the budget.
-
-  Attributes:
-    limit: the most calls of models costlier than SMALL; None is no cap.
-    remaining: the number of calls that are still free to reserve; infinite without a
-      cap.
-  """
-
-  def __init__(self, limit: int | None):
-    """Start a budget of which nothing is used.
-
-    Args:
-      limit: the most calls of models costlier than SMALL; None is no cap.
-    """
-    self.limit = limit
-    self.remaining = math.inf if limit is None else limit
-
-  def allows(self, model: int) -> bool:
-    """Tell whether a call of the model fits the budget.
-
-    A call is forbidden if its cost, 1, is above the remaining calls (our choice). The
-    paper prints "cost >= remaining" instead. That formula would forbid the last call of
-    a budget, but the paper's own tables report the last call as used.
-    """
-    return model == SMALL or self.remaining >= 1
-
-  def reserve(self, model: int) -> None:
-    """Reserve a call of a model; a call of SMALL needs no budget.
-
-    Raises:
-      ValueError: the call does not fit.
-    """
-    if not self.allows(model):
-      raise ValueError(f"No LARGE call remains of {self.limit}. Call SMALL instead.")
-    self.remaining -= model != SMALL
-
-  def settle(self, model: int, is_called: bool) -> None:
-    """Close a call's reservation.
-
-    Args:
-      model: index of the called model.
-      is_called: whether the call counts as made. If not, the budget gets it back.
-    """
-    self.remaining += model != SMALL and not is_called
-
-
 class DollarBudget:
   """A budget in dollars that any number of threads may share.
 
@@ -174,6 +124,40 @@ class DollarBudget:
     """Compute the dollars neither settled nor reserved, negative if overspent."""
     with self._changed:
       return self._limit - self._settled - sum(self._reserved.values())
+
+
+class CallBudget(DollarBudget):
+  """A budget of calls of models costlier than SMALL (paper: K of the hard budget).
+
+  It counts a call of SMALL as 0 and any other as 1, where the budget in dollars counts
+  dollars.
+  """
+
+  def allows(self, model: int) -> bool:
+    """Tell whether a call of the model fits the budget.
+
+    A call is forbidden if its cost, 1, is above the remaining calls (our choice). The
+    paper prints "cost >= remaining" instead. That formula would forbid the last call of
+    a budget, but the paper's own tables report the last call as used.
+    """
+    return super().allows(model != SMALL)
+
+  def reserve(self, model: int) -> object | None:
+    """Reserve a call of a model.
+
+    Returns:
+      The reservation; None if the call does not fit.
+    """
+    return super().reserve(model != SMALL)
+
+  def settle(self, reservation: object, model: int) -> None:
+    """Close a call's reservation.
+
+    Args:
+      reservation: the result of `reserve`.
+      model: index of the model that replied; SMALL if the call brought no reply.
+    """
+    super().settle(reservation, model != SMALL)
 
 
 @contextlib.contextmanager

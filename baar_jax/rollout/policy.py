@@ -129,13 +129,16 @@ class StepContext:
       chosen = decision.model
       if paid and chosen == paid.call.model:
         return Move(decision, paid)
-      self.budgets.calls.reserve(chosen)
+      reservation = self.budgets.calls.reserve(chosen)
       try:
-        return Move(decision, self.agents[chosen].reply(self.messages, self.number))
+        reply = self.agents[chosen].reply(self.messages, self.number)
       except BudgetSpent:
         # The model brought no reply: its failed attempts cost dollars, and too few
         # dollars remain for another attempt. So the reserved LARGE call is given back.
-        self.budgets.calls.settle(chosen, is_called=False)
+        self.budgets.calls.settle(reservation, SMALL)
+      else:
+        self.budgets.calls.settle(reservation, chosen)
+        return Move(decision, reply)
       paid_model = paid.call.model if paid else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
     return None
