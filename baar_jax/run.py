@@ -48,8 +48,9 @@ from baar_jax.store import (
 )
 
 VOCABULARY = "vocabulary.npz"  # The name of the file with the vocabulary.
-# The part of the vocabulary that is stored as text: idf, new_idf and rarities.
-TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float]])
+# The part of the vocabulary that is stored as text: idf, new_idf, rarities, and the
+# mean tokens of first prompts and of replies.
+TEXTS = TypeAdapter(tuple[dict[str, float], float, dict[str, float], float, float])
 # Settings of tqdm for a line a minute, in place of a bar that is drawn again and again.
 LINES = dict(
   delay=60.0,
@@ -304,9 +305,9 @@ class RouterFiles:
 
 def save_vocabulary(directory: Path, vocabulary: Vocabulary) -> None:
   """Write the vocabulary of the run in a directory."""
-  texts = json.dumps([vocabulary.idf, vocabulary.new_idf, vocabulary.rarities])
-  arrays = (vocabulary.directions_HxC, vocabulary.mean_D, vocabulary.spread_D)
-  save_arrays(directory / VOCABULARY, *arrays, texts)
+  directions_HxC, *texts, mean_D, spread_D = vocabulary
+  arrays = directions_HxC, mean_D, spread_D, json.dumps(texts)
+  save_arrays(directory / VOCABULARY, *arrays)
 
 
 def load_vocabulary(files: RouterFiles) -> Vocabulary:

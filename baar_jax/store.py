@@ -29,7 +29,7 @@ TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, {} {}"
 # Version of the store's format (SQLite's user_version). It rises when a column, a field
 # of a stored record or the form of a policy's key is renamed. Other files are refused.
-VERSION = 6
+VERSION = 7
 OTHER_VERSION = (
   "{} was made by an older or a newer version of this program: choose another run"
 )

@@ -6,11 +6,11 @@ import pytest
 from tiny import episode
 
 from baar_jax import run
-from baar_jax.conditioned import fit
+from baar_jax.conditioned.heads import draw_heads
 from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.families import conditioned
-from baar_jax.router.inputs import TERMS, learn_vocabulary
+from baar_jax.router.inputs import TERMS, learn_vocabulary, read_states
 from baar_jax.run import RouterFiles
 
 TASKS = {id_: Task(id_, "train", "do it", 9) for id_ in ("b", "a", "one", "other")}
@@ -20,10 +20,11 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
   files = RouterFiles(tmp_path, Config(), mesh=None)
   episodes = [episode("a", models="SLS")]
   vocabulary = learn_vocabulary(TASKS, episodes)
-  scale, _ = fit.prepare(vocabulary, TASKS, episodes, 1.0)
-  heads = fit.draw_start(files.config.value, scale, 2, 0)
-  # Five heads read 26 facts, 48 of offers and 48 directions of words.
-  assert heads.nets.value[0][0].shape == (5, 26 + 48 + 48 + TERMS, 64)
+  features = read_states(vocabulary, TASKS, episodes).features_NxD.shape[1]
+  # 26 facts, 48 of offers and 48 directions of words.
+  assert features == 26 + 48 + 48
+  heads = draw_heads(jax.random.key(0), 5, (64, 32), 2, features)
+  assert heads.value[0][0].shape == (5, features + TERMS, 64)
   conditioned.save_heads(files, heads)
   run.save_vocabulary(tmp_path, vocabulary)
   texts = np.array('[[], 1.0, {"a": "b"}]')

@@ -10,7 +10,7 @@ from tiny import call
 
 from baar_jax.conditioned import fit, heads
 from baar_jax.conditioned.fit import Regime, Transitions, fit_heads
-from baar_jax.conditioned.heads import Heads, Scale
+from baar_jax.conditioned.heads import Heads
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Episode, Step, Task
 from baar_jax.router.inputs import (
@@ -48,24 +48,23 @@ def without_end(gain, cost, feature=0) -> Transitions:
   return data._replace(gain_N=gains, last_N=np.array([False, False]))
 
 
-def make_heads(width, spread=1.0) -> Heads:
-  """Draw two heads for states of one feature with this standard deviation."""
-  scale = Scale(*np.float32([[0], [spread]]), *np.float32([1, 100, 10]))
-  return heads.draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
+def make_heads(width) -> Heads:
+  """Draw two heads for states of one feature."""
+  return heads.draw_heads(jax.random.key(0), 2, (width, width), 2, features=1)
 
 
-def heads_of_input(number, sign=1, spread=1.0) -> Heads:
+def heads_of_input(number, sign=1) -> Heads:
   """Make two heads whose value is that of one input: SiLU(SiLU(x)), times the sign.
 
   Input 0 is the feature, and input 1 the first term: the share of calls left.
   """
-  drawn = make_heads(1, spread)
+  drawn = make_heads(1)
   zero = np.zeros((2, 1), np.float32)
   one = np.ones((2, 1, 1), np.float32)
   first = np.zeros((2, 1 + TERMS, 1), np.float32)
   first[:, number] = 1
   value = [(first, zero), (one, zero), (sign * one, zero)]
-  return drawn._replace(nets=drawn.nets._replace(value=value))
+  return drawn._replace(value=value)
 
 
 def test_transitions_of_an_episode_by_hand():
@@ -113,7 +112,7 @@ def test_targets_come_from_networks_that_follow_slowly(monkeypatch):
   monkeypatch.setattr(fit, "LEARNING_RATE", 0.1)
   config = ValueConfig(updates=2, heads=2, noise=0, weight_decay=0)
   drawn = make_heads(1)
-  start = drawn._replace(nets=jax.tree.map(jnp.zeros_like, drawn.nets))
+  start = jax.tree.map(jnp.zeros_like, drawn)
   ((_, fitted, loss),) = fit_heads(start, without_end(1, -1), config, 0)
   # Update 1: Q = 0, the target is 1, so the loss is 1. The biases become .1 (value), .1 and
   # -.1 (advantages, times .3), so Q = .13; the target networks go 2 % of the way, to .0026.
@@ -121,16 +120,15 @@ def test_targets_come_from_networks_that_follow_slowly(monkeypatch):
   assert loss == pytest.approx((1 + 0.7614) / 2, rel=1e-4)
   # The gradients of the value's bias are -2 and -1.7452, so Adam's second step is half of .1 (the
   # cosine) times 1.8659 / 1.8769, to .1497. 2 % of the way from .002 to it: .00495.
-  bias = fitted.nets.value[-1][1]
+  bias = fitted.value[-1][1]
   np.testing.assert_allclose(bias, 0.002 + 0.02 * (0.1497 - 0.002), rtol=1e-3)
 
 
 def test_noise_is_added_to_inputs_and_not_to_targets(monkeypatch):
-  """The value is the feature's 80 / 4 standard deviations, and so is the target."""
+  """The value is the feature, 20 standard deviations, and so is the target."""
   monkeypatch.setattr(fit, "BATCH_DECISIONS", 50_000)
   config = ValueConfig(updates=1, heads=2, noise=0.5)
-  start = heads_of_input(0, spread=4.0)
-  ((_, _, loss),) = fit_heads(start, without_end(0, 0, feature=80), config, 0)
+  ((_, _, loss),) = fit_heads(heads_of_input(0), without_end(0, 0, 20), config, 0)
   # The mean square of the noise, over 100,000 draws: the tolerance is four deviations.
   assert loss == pytest.approx(0.5**2, abs=0.0045)
 

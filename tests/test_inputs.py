@@ -11,7 +11,6 @@ from tiny import call
 
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.specs import Job, Live
-from baar_jax.router import inputs as facts
 from baar_jax.router.inputs import (
   StateReader,
   Tracker,
@@ -88,7 +87,7 @@ def test_directions_have_the_largest_variance():
     for tracker in follow(episode.steps, TASKS[episode.task_id]):
       actions = [step.action for step in tracker.steps]
       marks.append(hash_words(tracker.task, tracker.observation, actions))
-      words.append(tracker.read()[-facts.DIRECTIONS :])
+      words.append(marks[-1] @ VOCABULARY.directions_HxC)
   variance_H = np.var(marks, axis=0)
   variance_C = np.var(words, axis=0)
   assert variance_C[0] > variance_H.max() and (np.diff(variance_C) < 1e-6).all()

@@ -11,7 +11,6 @@ import tiny
 from tiny import call
 from tiny_router import VIEW, draw_model, make_view
 
-from baar_jax.conditioned.heads import Heads, Scale
 from baar_jax.conditioned.policy import (
   ConditionedPolicy,
   ConditionedSpec,
@@ -183,10 +182,10 @@ def test_heads_read_the_cap_and_the_cost_weight(
   """The picked model has probability 1. At the end the reader forgets the episode."""
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
   billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
-  scale = Scale(None, None, 0.005, 100, 0)
-  values = ValueFunction(Heads(None, scale), [0.5, 0.25], billing)
+  values = ValueFunction(None, [0.5, 0.25], billing)
   states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
   reader = Mock(**{"read.return_value": states})
+  reader.vocabulary = Mock(opening_tokens=100, reply_tokens=0)
   estimate = Mock(return_value=(None, np.array([[0.1, 0.1, 0.2]])))
   monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
   spec = ConditionedSpec(

@@ -13,7 +13,7 @@ Axes: N decisions, E heads, D features of a state, P counts of `Tracker.progress
 models.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,17 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from baar_jax.conditioned import heads as networks
-from baar_jax.conditioned.heads import Heads, Nets, Scale
+from baar_jax.conditioned.heads import Heads, estimate_each
 from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
-from baar_jax.episode import SMALL, Episode, Task
-from baar_jax.router.inputs import (
-  MAX_CALLS,
-  States,
-  Vocabulary,
-  describe,
-  read_states,
-)
+from baar_jax.episode import SMALL, Episode
+from baar_jax.router.inputs import MAX_CALLS, States, describe
 
 BATCH_DECISIONS = 1024  # The number of decisions per gradient step.
 LEARNING_RATE = 2e-3  # The learning rate of AdamW at the start; it decays to 0.
@@ -52,8 +45,7 @@ class Transitions(NamedTuple):
   Attributes:
     states: the states before the decisions.
     model_N: int, the models that acted.
-    cost_N: float32, the cost of the step in normalised dollars, i.e. US dollars divided
-      by `mean_large_usd`.
+    cost_N: float32, the cost of the step in normalised dollars.
     gain_N: float32, the increase of the score by the step. If the environment does not
       score steps, the last step gains the whole score.
     last_N: bool, whether the step is the last one of its episode.
@@ -74,7 +66,7 @@ def make_transitions(
   Args:
     states: the states of all their decisions, in order.
     episodes: the episodes.
-    unit_usd: US dollars of one normalised dollar.
+    unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
   """
   models = []
   costs = []
@@ -97,71 +89,17 @@ def make_transitions(
   return Transitions(states, np.array(models), cost_N, gain_N, np.array(lasts))
 
 
-def prepare(
-  vocabulary: Vocabulary,
-  tasks: Mapping[str, Task],
-  episodes: Sequence[Episode],
-  unit_usd: float,
-) -> tuple[Scale, Transitions]:
-  """Measure the statistics of stored episodes, and read their transitions.
-
-  Args:
-    vocabulary: the statistics that facts, offers and words need.
-    tasks: the training tasks by id.
-    episodes: the stored episodes of these tasks to learn from.
-    unit_usd: US dollars of one normalised dollar, see `mean_large_usd`.
-  """
-  states = read_states(vocabulary, tasks, episodes)
-  scale = measure_scale(vocabulary, episodes, unit_usd)
-  return scale, make_transitions(states, episodes, unit_usd)
-
-
-def draw_start(config: ValueConfig, scale: Scale, models: int, seed: int) -> Heads:
-  """Draw the random value heads of a configuration."""
-  key = jax.random.key(seed)
-  return networks.draw_heads(key, config.heads, config.widths, models, scale)
-
-
-def measure_scale(
-  vocabulary: Vocabulary, episodes: Sequence[Episode], unit_usd: float
-) -> Scale:
-  """Measure the statistics of training episodes that the value heads need.
-
-  Args:
-    vocabulary: supplies the statistics of the features.
-    episodes: the episodes.
-    unit_usd: US dollars of one normalised dollar.
-  """
-  opening_tokens = []
-  reply_tokens = []
-  for episode in episodes:
-    for number, step in enumerate(episode.steps):
-      for call in step.calls:
-        # A reply without usage has no tokens.
-        if call.kind == "act" and call.usage.prompt_tokens:
-          reply_tokens.append(call.usage.completion_tokens)
-          if number == 0:
-            opening_tokens.append(call.usage.prompt_tokens)
-  return Scale(
-    vocabulary.mean_D,
-    vocabulary.spread_D,
-    np.float32(unit_usd),
-    np.float32(np.mean(opening_tokens or 0)),
-    np.float32(np.mean(reply_tokens or 0)),
-  )
-
-
 class Fit(NamedTuple):
   """Keep the training state of one value head, or of all with axis E first.
 
   Attributes:
-    nets: the networks.
-    target_nets: the target networks, a moving average of the networks.
+    heads: the networks.
+    targets: the target networks, a moving average of the networks.
     optimizer_state: the state of the optimizer.
   """
 
-  nets: Nets
-  target_nets: Nets
+  heads: Heads
+  targets: Heads
   optimizer_state: optax.OptState
 
 
@@ -171,7 +109,7 @@ def fit_heads(
   """Fit the value heads, each on its own randomly drawn decisions.
 
   Args:
-    heads: the heads to start from; their scale does not change.
+    heads: the heads to start from.
     data: the transitions to learn from.
     config: the settings of the value heads.
     seed: the seed of the random draws.
@@ -182,18 +120,17 @@ def fit_heads(
   """
   schedule = optax.cosine_decay_schedule(LEARNING_RATE, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
-  nets, scale = heads
-  fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
-  inputs = jax.tree.map(jnp.asarray, (data, scale))
+  fitted = Fit(heads, heads, jax.vmap(optimizer.init)(heads))
+  data = jax.tree.map(jnp.asarray, data)
   update = partial(_update, optimizer, config)
-  step = jax.jit(jax.vmap(update, (None, None, 0, 0, None)))
+  step = jax.jit(jax.vmap(update, (None, 0, 0, None)))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    fitted, loss_E = step(*inputs, fitted, keys, done)
+    fitted, loss_E = step(data, fitted, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
-      yield done, Heads(fitted.target_nets, scale), float(np.mean(losses))
+      yield done, fitted.targets, float(np.mean(losses))
       losses = []
 
 
@@ -276,18 +213,17 @@ def compute_target(
 
 
 def _estimate(
-  nets: Nets, scale: Scale, regime: Regime, states: States
+  heads: Heads, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
   terms_NxT = describe(*regime, states.progress_NxP)
-  return networks.estimate_each(Heads(nets, scale), states.features_NxD, terms_NxT)
+  return estimate_each(heads, states.features_NxD, terms_NxT)
 
 
 def _update(
   optimizer: optax.GradientTransformation,
   config: ValueConfig,
   data: Transitions,
-  scale: Scale,
   fitted: Fit,
   key: jax.Array,
   done: jax.Array,
@@ -301,7 +237,6 @@ def _update(
     optimizer: the optimizer.
     config: the settings of the value heads.
     data: the transitions that all heads learn from.
-    scale: the statistics that normalise the inputs.
     fitted: the training state of the head.
     key: the random key of the head.
     done: the number of this update, from 1.
@@ -321,7 +256,7 @@ def _update(
   def target(calls_left_N: jax.Array) -> jax.Array:
     """Compute the target if this number of LARGE calls is left at the next decision."""
     regime_N = regime._replace(calls_left_N=calls_left_N)
-    estimates = _estimate(fitted.target_nets, scale, regime_N, following.states)
+    estimates = _estimate(fitted.targets, regime_N, following.states)
     return compute_target(reward_N, drawn.last_N, *estimates, calls_left_N)
 
   # A cap never raises a value, so the target without a cap is an upper bound.
@@ -329,22 +264,21 @@ def _update(
     target(regime.calls_left_N - used_N), target(jnp.full_like(used_N, jnp.inf))
   )
   noise_NxD = jax.random.normal(keys[5], drawn.states.features_NxD.shape)
-  noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
-  noisy_NxD = drawn.states.features_NxD + noise_NxD
+  noisy_NxD = drawn.states.features_NxD + config.noise * noise_NxD
   noisy = drawn.states._replace(features_NxD=noisy_NxD)
 
-  def compute_loss(nets: Nets) -> jax.Array:
+  def compute_loss(heads: Heads) -> jax.Array:
     """Compute the mean squared difference between estimated and target Q values."""
-    value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
+    value_N, advantage_NxA = _estimate(heads, regime, noisy)
     chosen = jnp.take_along_axis(advantage_NxA, drawn.model_N[:, None], axis=1)[:, 0]
     return jnp.mean((value_N + chosen - target_N) ** 2)
 
-  loss, gradient = jax.value_and_grad(compute_loss)(fitted.nets)
-  updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.nets)
-  nets = optax.apply_updates(fitted.nets, updates)
+  loss, gradient = jax.value_and_grad(compute_loss)(fitted.heads)
+  updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.heads)
+  heads = optax.apply_updates(fitted.heads, updates)
 
   def follow(target: jax.Array, new: jax.Array) -> jax.Array:
     """Move a target parameter `TARGET_RATE` of the way to the new parameter."""
     return target + TARGET_RATE * (new - target)
 
-  return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state), loss
+  return Fit(heads, jax.tree.map(follow, fitted.targets, heads), state), loss

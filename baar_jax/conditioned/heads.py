@@ -24,50 +24,20 @@ from baar_jax.router.network import Layers, apply_layers
 ADVANTAGE_UNIT = 0.3
 
 
-class Scale(NamedTuple):
-  """Statistics of the training episodes, for features, dollars and forecasts.
+class Heads(NamedTuple):
+  """The parameters of an ensemble of E value heads.
 
   Attributes:
-    mean_D: Mean of the features.
-    spread_D: Standard deviation of each feature.
-    unit_usd: US dollars of one normalised dollar.
-    opening_tokens: Mean tokens of an episode's first prompt.
-    reply_tokens: Mean tokens of a reply.
-  """
-
-  mean_D: np.ndarray
-  spread_D: np.ndarray
-  unit_usd: np.ndarray
-  opening_tokens: np.ndarray
-  reply_tokens: np.ndarray
-
-
-class Nets(NamedTuple):
-  """The trainable parameters of one value head, or of all with axis E first.
-
-  Attributes:
-    value: the network of the value.
-    advantage: the network of the advantages.
+    value: the networks of the value.
+    advantage: the networks of the advantages.
   """
 
   value: Layers
   advantage: Layers
 
 
-class Heads(NamedTuple):
-  """The parameters of an ensemble of E value heads.
-
-  Attributes:
-    nets: the networks of each head.
-    scale: Statistics that normalise the inputs, common to all heads.
-  """
-
-  nets: Nets
-  scale: Scale
-
-
 def draw_heads(
-  key: jax.Array, count: int, widths: tuple[int, int], models: int, scale: Scale
+  key: jax.Array, count: int, widths: tuple[int, int], models: int, features: int
 ) -> Heads:
   """Draw the random initial parameters of an ensemble of value heads.
 
@@ -78,9 +48,9 @@ def draw_heads(
     count: number of heads, E.
     widths: widths of the value network and of the advantage network.
     models: number of models, A.
-    scale: statistics that normalise the inputs.
+    features: number of features of a state, D.
   """
-  inputs = len(scale.mean_D) + TERMS
+  inputs = features + TERMS
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
     """Draw the layers of one network of one head: two of `width`, then the output.
@@ -99,7 +69,7 @@ def draw_heads(
   value_keys_E, advantage_keys_E = jax.random.split(key, (2, count))
   value = jax.vmap(partial(draw, widths[0], 1))(value_keys_E)
   advantage = jax.vmap(partial(draw, widths[1], models))(advantage_keys_E)
-  return Heads(Nets(value, advantage), scale)
+  return Heads(value, advantage)
 
 
 def estimate_each(
@@ -120,11 +90,10 @@ def estimate_each(
   Returns:
     value_ExN, and advantage_ExNxA with mean 0 over A; for one head without E.
   """
-  scaled_NxD = (features_NxD - heads.scale.mean_D[None]) / heads.scale.spread_D[None]
   xp = jnp if isinstance(features_NxD, jax.Array) else np
-  x_NxI = xp.concatenate([scaled_NxD, terms_NxT], axis=-1)
-  advantage_ExNxA = ADVANTAGE_UNIT * apply_layers(heads.nets.advantage, x_NxI, xp)
-  value_ExN = apply_layers(heads.nets.value, x_NxI, xp)[..., 0]
+  x_NxI = xp.concatenate([features_NxD, terms_NxT], axis=-1)
+  advantage_ExNxA = ADVANTAGE_UNIT * apply_layers(heads.advantage, x_NxI, xp)
+  value_ExN = apply_layers(heads.value, x_NxI, xp)[..., 0]
   return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
 
 

@@ -102,10 +102,9 @@ class ConditionedPolicy(Policy):
   def _describe(self, live: Live, progress_P: np.ndarray) -> np.ndarray:
     """Compute the heads' terms of an episode's next decision; see `describe`."""
     values = self._values
-    scale = values.heads.scale
-    steps = live.history
+    vocabulary = self._reader.vocabulary
     outlooks = values.billing.forecast_calls(
-      steps, scale.opening_tokens, scale.reply_tokens
+      live.history, vocabulary.opening_tokens, vocabulary.reply_tokens
     )
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()
     weight = live.cost_weight

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from baar_jax.conditioned import fit
-from baar_jax.conditioned.heads import Heads, Nets, Scale
+from baar_jax.conditioned.fit import fit_heads, make_transitions
+from baar_jax.conditioned.heads import Heads, draw_heads
 from baar_jax.conditioned.policy import (
   ConditionedPolicy,
   ConditionedSpec,
@@ -19,12 +19,14 @@ from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
 from baar_jax.llms.prices import open_billing
 from baar_jax.mesh import exchange
 from baar_jax.paper.references import mean_large_usd, profile_tasks
-from baar_jax.router.inputs import StateReader
+from baar_jax.router.inputs import StateReader, read_states
 from baar_jax.run import RouterFiles, Run, load_value_episodes, load_vocabulary
 from baar_jax.store import Store
 
 HEADS = "value_heads.npz"  # The name of the file with the value heads.
 DEFAULT = "default.npz"  # The name of the file with the default cost weight.
+# Each of the two networks has three layers of weights and a bias.
+LAYOUT = jax.tree.structure(Heads(value=[(0, 0)] * 3, advantage=[(0, 0)] * 3))
 # Loads stored episodes of a configuration.
 Load = Callable[[Store, Config], list[Episode]]
 
@@ -89,13 +91,16 @@ class Conditioned(Family):
     episodes = load(run.store, run.config)
     unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
     # All training seeds learn from the same transitions, so they are read once.
-    vocabulary = load_vocabulary(run.files())
-    scale, data = fit.prepare(vocabulary, tasks, episodes, unit_usd)
+    states = read_states(load_vocabulary(run.files()), tasks, episodes)
+    data = make_transitions(states, episodes, unit_usd)
+    features = states.features_NxD.shape[1]
     for files in unfitted:
       seed = files.config.seed
-      heads = fit.draw_start(config, scale, models, seed)
+      heads = draw_heads(
+        jax.random.key(seed), config.heads, config.widths, models, features
+      )
       with run.progress("value", config.updates, 0, "update") as bar:
-        for done, fitted, loss in fit.fit_heads(heads, data, config, seed):
+        for done, fitted, loss in fit_heads(heads, data, config, seed):
           run.log(**files.marks, stage="value", update=done, loss=loss)
           check_metrics("value", done, {"loss": loss})
           bar.update(done - bar.n)
@@ -118,9 +123,7 @@ def load_heads(files: RouterFiles) -> Heads:
     ValueError: the file is missing or damaged.
   """
   with open_arrays(files.checkpoints("value") / HEADS, "value") as leaves:
-    # Each of the two networks has three layers of weights and a bias.
-    layers = [*zip(leaves[:12:2], leaves[1:12:2])]
-    return Heads(Nets(layers[:3], layers[3:]), Scale(*leaves[12:]))
+    return jax.tree.unflatten(LAYOUT, leaves)
 
 
 def save_default(files: RouterFiles, cost_weight: float) -> None:

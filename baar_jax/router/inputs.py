@@ -52,6 +52,8 @@ class Vocabulary(NamedTuple):
     rarities: numbers in [0, 1], near 1 if few observations offer the verb, by known
       verb. Verbs are first words of actions that observations offer, the most frequent
       first, and at most `VERBS`.
+    opening_tokens: the mean tokens of an episode's first prompt.
+    reply_tokens: the mean tokens of a reply.
     mean_D: float32, the mean of each feature over the steps of the read episodes.
     spread_D: float32, its standard deviation; 1 for a feature that hardly varies.
   """
@@ -60,15 +62,17 @@ class Vocabulary(NamedTuple):
   idf: dict[str, float]
   new_idf: float
   rarities: dict[str, float]
-  mean_D: np.ndarray | None = None
-  spread_D: np.ndarray | None = None
+  opening_tokens: float = 0.0
+  reply_tokens: float = 0.0
+  mean_D: np.ndarray | float = 0.0
+  spread_D: np.ndarray | float = 1.0
 
 
 class States(NamedTuple):
   """Describe decisions, without their caps and cost weights.
 
   Attributes:
-    features_NxD: float32, facts, offers and words of the step, in this order.
+    features_NxD: float32, the result of `Tracker.read`.
     progress_NxP: int, the counts of `Tracker.progress`.
   """
 
@@ -167,11 +171,28 @@ def learn_vocabulary(
   for verb in verbs[:VERBS]:
     log_share = math.log((offered[verb] + 1) / (used.total() + 1))
     rarities[verb] = min(1.0, -log_share / 2)
-  vocabulary = Vocabulary(directions_HxC, idf, math.log(len(tasks)), rarities)
+  vocabulary = Vocabulary(
+    directions_HxC, idf, math.log(len(tasks)), rarities, *measure_tokens(episodes)
+  )
   features_NxD = read_states(vocabulary, tasks, episodes[::stride]).features_NxD
   spread_D = features_NxD.std(axis=0)
   spread_D = np.where(spread_D > LEAST_SPREAD, spread_D, 1.0).astype(np.float32)
   return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
+
+
+def measure_tokens(episodes: Sequence[Episode]) -> tuple[float, float]:
+  """Compute the mean tokens of an episode's first prompt, and those of a reply."""
+  opening_tokens = []
+  reply_tokens = []
+  for episode in episodes:
+    for number, step in enumerate(episode.steps):
+      for call in step.calls:
+        # A reply without usage has no tokens.
+        if call.kind == "act" and call.usage.prompt_tokens:
+          reply_tokens.append(call.usage.completion_tokens)
+          if number == 0:
+            opening_tokens.append(call.usage.prompt_tokens)
+  return float(np.mean(opening_tokens or 0)), float(np.mean(reply_tokens or 0))
 
 
 def track(tracker: "Tracker", steps: Sequence[Step]) -> Iterator[Step]:
@@ -320,11 +341,12 @@ class Tracker:
     return len(self.steps), self._large_calls, self.task.max_steps
 
   def read(self) -> np.ndarray:
-    """Compute facts, offers and words of the next decision, in this order."""
+    """Compute the standardised facts, offers and words of the next decision."""
     actions = [step.action for step in self.steps[-2:]]
     mark_H = hash_words(self.task, self.observation, actions)
     words_C = mark_H @ self._vocabulary.directions_HxC
-    return np.concatenate([self.facts, self.offers, words_C])
+    features_D = np.concatenate([self.facts, self.offers, words_C])
+    return (features_D - self._vocabulary.mean_D) / self._vocabulary.spread_D
 
   @property
   def facts(self) -> np.ndarray:
@@ -461,6 +483,9 @@ class StateReader:
 
   An episode's facts are updated by its new steps only. If its earlier steps have
   changed, all of its steps are read again.
+
+  Attributes:
+    vocabulary: the statistics of the training tasks and episodes.
   """
 
   def __init__(self, vocabulary: Vocabulary, sees_models: bool = True) -> None:
@@ -470,7 +495,7 @@ class StateReader:
       vocabulary: the statistics of the training tasks and episodes.
       sees_models: whether the states tell which model acted; see `Tracker`.
     """
-    self._vocabulary = vocabulary
+    self.vocabulary = vocabulary
     self._sees_models = sees_models
     self._trackers: dict[Hashable, Tracker] = {}
 
@@ -489,7 +514,7 @@ class StateReader:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)
     if tracker is None or not tracker.follows(live):
-      tracker = Tracker(self._vocabulary, live.task, self._sees_models)
+      tracker = Tracker(self.vocabulary, live.task, self._sees_models)
       self._trackers[live.key] = tracker
     for step in live.steps[len(tracker.steps) :]:
       tracker.act(step)

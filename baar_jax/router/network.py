@@ -163,11 +163,9 @@ class InputsEncoder:
       progress.append(tracker.progress)
       if self.reads_proposals:
         proposals.append(tracker.describe_proposal(step))
-    features_NxD = np.stack(features) - self.vocabulary.mean_D
-    features_NxD /= self.vocabulary.spread_D
     # A policy network learns for one cost weight and no cap, so these terms are fixed.
     terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
-    parts = [features_NxD, terms_NxT]
+    parts = [np.stack(features), terms_NxT]
     if self.reads_proposals:
       parts.append(np.stack(proposals))
     return np.concatenate(parts, axis=1).astype(np.float32)
