@@ -6,8 +6,6 @@ which model acts, and the calls of the step are what the decision cost.
 
 import dataclasses
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Literal
 
 # Indices of models by price, the cheapest first. The constant LARGE is right for two
@@ -61,21 +59,6 @@ class Usage:
 
 
 @dataclasses.dataclass(frozen=True)
-class CacheRule:
-  """The rule of a prompt cache, which belongs to a family of models.
-
-  Attributes:
-    min_tokens: the fewest tokens of a prompt that are cached.
-    block_tokens: the number of cached tokens is a multiple of this number.
-    lifetime_s: seconds after its last use in which a prompt stays in the cache.
-  """
-
-  min_tokens: int
-  block_tokens: int
-  lifetime_s: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Call:
   """One call of a model.
 
@@ -108,27 +91,6 @@ class Call:
   def spent_usd(self) -> float:
     """Return the dollars that the provider bills."""
     return self.cost_usd if self.billed_usd is None else self.billed_usd
-
-
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call; the caller sets it before the call's reservation closes.
-
-  Attributes:
-    usd: the method's dollars, which the cap of a task counts.
-    billed_usd: the provider's dollars, which the cap of the run counts; None if they
-      are the same.
-  """
-
-  usd: float = 0.0
-  billed_usd: float | None = None
-
-
-# The type of functions reserve(usd, replayed=False). Such a function returns a context
-# manager, which reserves the worst case `usd` of a call in the budgets. When the call
-# has ended, the context manager settles the Cost that the call has set.
-# `rollout.budget.reserve` is one implementation.
-Reserve = Callable[..., AbstractContextManager]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,8 @@ from tiny_router import VIEW
 
 from baar_jax import Router
 from baar_jax.decide import Decider
-from baar_jax.episode import CacheRule
 from baar_jax.llms.history import extend, open_conversation, write_reply
-from baar_jax.llms.prices import Billing, Price
+from baar_jax.llms.prices import Billing, CacheRule, Price
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
 

@@ -16,9 +16,9 @@ from baar_jax.conditioned.policy import (
   ConditionedSpec,
   ValueFunction,
 )
-from baar_jax.episode import CacheRule, Call, Reply, Step, Task, Usage
+from baar_jax.episode import Call, Reply, Step, Task, Usage
 from baar_jax.families.zero_shot import ZeroShotPolicy
-from baar_jax.llms.prices import Billing, Price
+from baar_jax.llms.prices import Billing, CacheRule, Price
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.policy import EpisodeBudgets, StepContext, play_step
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec

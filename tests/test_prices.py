@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import LARGE, SMALL, CacheRule, Call, Step, Usage
+from baar_jax.episode import LARGE, SMALL, Call, Step, Usage
 from baar_jax.llms.prices import (
   CACHE_RULES,
   Billing,
+  CacheRule,
   Outlook,
   Price,
   Read,

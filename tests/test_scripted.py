@@ -12,9 +12,9 @@ from baar_jax.envs import base
 from baar_jax.envs.alfworld.adapter import ALFWorldErrors
 from baar_jax.envs.appworld.adapter import AppWorldErrors
 from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
-from baar_jax.episode import LARGE, SMALL, CacheRule, Cost, Task, Usage
-from baar_jax.llms.history import open_conversation, parse_action
-from baar_jax.llms.prices import Billing, prices_of
+from baar_jax.episode import LARGE, SMALL, Task, Usage
+from baar_jax.llms.history import Cost, open_conversation, parse_action
+from baar_jax.llms.prices import Billing, CacheRule, prices_of
 from baar_jax.llms.scripted import Account, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 

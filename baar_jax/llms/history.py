@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from baar_jax.episode import SMALL, Reply, Step, Task
@@ -290,6 +291,27 @@ def bound_tokens(value: object, count: Callable[[str], int] = count_bytes) -> in
 
 class NoAnswer(RuntimeError):
   """Report that every attempt at a call failed; the episode ends in an error."""
+
+
+@dataclasses.dataclass
+class Cost:
+  """The cost of a call; the caller sets it before the call's reservation closes.
+
+  Attributes:
+    usd: the method's dollars, which the cap of a task counts.
+    billed_usd: the provider's dollars, which the cap of the run counts; None if they
+      are the same.
+  """
+
+  usd: float = 0.0
+  billed_usd: float | None = None
+
+
+# The type of functions reserve(usd, replayed=False). Such a function returns a context
+# manager, which reserves the worst case `usd` of a call in the budgets. When the call
+# has ended, the context manager settles the Cost that the call has set.
+# `rollout.budget.reserve` is one implementation.
+Reserve = Callable[..., AbstractContextManager]
 
 
 class Agent(Protocol):

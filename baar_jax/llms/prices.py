@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import SMALL, CacheRule, Call, Step, Usage
+from baar_jax.episode import SMALL, Call, Step, Usage
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
@@ -23,6 +23,21 @@ HOUR_WRITE = 2.0
 COSTLIEST_TIER = 2.5
 # A cost above its bound by no more than this share is a rounding error of floats.
 ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheRule:
+  """The rule of a prompt cache, which belongs to a family of models.
+
+  Attributes:
+    min_tokens: the fewest tokens of a prompt that are cached.
+    block_tokens: the number of cached tokens is a multiple of this number.
+    lifetime_s: seconds after its last use in which a prompt stays in the cache.
+  """
+
+  min_tokens: int
+  block_tokens: int
+  lifetime_s: float
 
 
 @dataclasses.dataclass(frozen=True)

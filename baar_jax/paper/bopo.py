@@ -255,21 +255,15 @@ def summarize_advantages(
   """Summarize the advantages of one update for the log.
 
   Args:
-    advantages: the advantages A of each group's n episodes.
+    advantages: the advantages of each group's episodes.
     clip: the largest absolute advantage.
 
   Returns:
     `clipped_groups` is the number of groups with a clipped advantage.
     `nonpositive_share` is the share of groups without an advantage above 0.
-    `offset_share` is the share of sum A^2 that is common to a group's episodes: the sum
-    over groups of n * mean(A)^2, divided by the sum over episodes of A^2. It is 0 if
-    all advantages are 0.
   """
   clipped = sum((np.abs(adv_G) >= clip).any() for adv_G in advantages)
-  offset = sum(len(adv_G) * adv_G.mean() ** 2 for adv_G in advantages)
-  total = np.square(np.concatenate(advantages)).sum()
   return {
     "clipped_groups": int(clipped),
     "nonpositive_share": fmean(adv_G.max() <= 0 for adv_G in advantages),
-    "offset_share": float(offset / total) if total else 0.0,
   }

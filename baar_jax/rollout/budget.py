@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from baar_jax.episode import SMALL, Cost, Step
+from baar_jax.episode import SMALL, Step
+from baar_jax.llms.history import Cost
 
 
 class BudgetSpent(RuntimeError):

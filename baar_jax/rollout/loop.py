@@ -13,12 +13,13 @@ from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Reserve, Step, Task
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.llms.history import (
   NO_ACTION,
   NO_CODE,
   Agent,
   NoAnswer,
+  Reserve,
   extend,
   open_conversation,
   parse_action,
