@@ -10,7 +10,7 @@ from baar_jax.conditioned.heads import draw_heads
 from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.families import conditioned
-from baar_jax.router.inputs import TERMS, learn_vocabulary, read_states
+from baar_jax.router.inputs import TERMS, follow_episodes, learn_vocabulary, read_states
 from baar_jax.run import RouterFiles
 
 TASKS = {id_: Task(id_, "train", "do it", 9) for id_ in ("b", "a", "one", "other")}
@@ -20,7 +20,8 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
   files = RouterFiles(tmp_path, Config(), mesh=None)
   episodes = [episode("a", models="SLS")]
   vocabulary = learn_vocabulary(TASKS, episodes)
-  features = read_states(vocabulary, TASKS, episodes).features_NxD.shape[1]
+  states = read_states(follow_episodes(vocabulary, TASKS, episodes))
+  features = states.features_NxD.shape[1]
   # 26 facts, 48 of offers and 48 directions of words.
   assert features == 26 + 48 + 48
   heads = draw_heads(jax.random.key(0), 5, (64, 32), 2, features)

@@ -19,6 +19,7 @@ from baar_jax.router.inputs import (
   TERMS,
   Vocabulary,
   describe,
+  follow_episodes,
   read_states,
 )
 
@@ -36,7 +37,7 @@ def episode(score, *steps):
 
 def transitions_of(episodes, feature_N, unit_usd=1.0) -> Transitions:
   """Transitions of a task of three steps, whose states have one given feature."""
-  states = read_states(NO_WORDS, {"t": TASK}, episodes)
+  states = read_states(follow_episodes(NO_WORDS, {"t": TASK}, episodes))
   states = states._replace(features_NxD=np.array(feature_N, np.float32)[:, None])
   return fit.make_transitions(states, episodes, unit_usd)
 

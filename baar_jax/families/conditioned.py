@@ -19,7 +19,7 @@ from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
 from baar_jax.llms.prices import open_billing
 from baar_jax.mesh import exchange
 from baar_jax.paper.references import mean_large_usd, profile_tasks
-from baar_jax.router.inputs import StateReader, read_states
+from baar_jax.router.inputs import StateReader, follow_episodes, read_states
 from baar_jax.run import RouterFiles, Run, load_value_episodes, load_vocabulary
 from baar_jax.store import Store
 
@@ -91,7 +91,8 @@ class Conditioned(Family):
     episodes = load(run.store, run.config)
     unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
     # All training seeds learn from the same transitions, so they are read once.
-    states = read_states(load_vocabulary(run.files()), tasks, episodes)
+    trackers = follow_episodes(load_vocabulary(run.files()), tasks, episodes)
+    states = read_states(trackers)
     data = make_transitions(states, episodes, unit_usd)
     features = states.features_NxD.shape[1]
     for files in unfitted:

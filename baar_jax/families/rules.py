@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from baar_jax.config import Config
 from baar_jax.envs.base import ERROR_WORDS
@@ -16,8 +16,9 @@ from baar_jax.rollout.jobs import (
   RANDOM,
   list_ranks,
 )
-from baar_jax.rollout.policy import RulePolicy
+from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import (
+  Decision,
   Live,
   PolicySpec,
   RandomSpec,
@@ -25,6 +26,24 @@ from baar_jax.rollout.specs import (
   SampledSpec,
 )
 from baar_jax.run import RouterFiles
+
+
+class RulePolicy(Policy):
+  """Choose a model by a rule, a function of the episode and the policy's parameters."""
+
+  def __init__(self, spec: PolicySpec, rule: Callable[[Live, PolicySpec], int]):
+    """Make a policy from its specification and a rule.
+
+    Args:
+      spec: the policy's specification.
+      rule: function of an episode and the specification; returns a model's index.
+    """
+    super().__init__(spec)
+    self._rule = rule
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Choose the model of each episode by the rule."""
+    return [Decision(self._rule(live, self.spec)) for live in ready]
 
 
 def take_small(live: Live, spec: PolicySpec) -> int:

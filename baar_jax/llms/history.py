@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from baar_jax.config import ModelsConfig
+from baar_jax.envs.base import Env
 from baar_jax.episode import SMALL, Reply, Step, Task
 
 Messages = list[dict[str, str]]
@@ -341,6 +343,41 @@ class Agent(Protocol):
       BudgetSpent: the call does not fit the episode's budget.
       CapReached: the call does not fit the run's budget.
     """
+
+
+class Pair(Protocol):
+  """Two or more models to route between, the cheapest first."""
+
+  names: tuple[str, ...]
+
+  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
+    """Start one agent for each model in an episode.
+
+    Args:
+      env: the environment of the episode.
+      task: the task of the episode.
+      seed: the seed of the episode.
+      reserve: reserves the agents' calls in the budgets.
+    """
+
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
+    """Prepare the judge, the model that a zero-shot router asks.
+
+    Args:
+      config: the configuration of this model.
+
+    Returns:
+      A function that starts an agent for a task, a seed and the episode's `reserve`.
+
+    Raises:
+      ValueError: the model has no price.
+    """
+
+  def stop(self) -> None:
+    """Stop all calls: cancel the calls in flight, and make no further attempts."""
+
+  def close(self) -> None:
+    """Close connections and files."""
 
 
 def open_conversation(

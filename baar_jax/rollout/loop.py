@@ -9,17 +9,15 @@ import dataclasses
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Step, Task
+from baar_jax.episode import Episode, Step
 from baar_jax.llms.history import (
   NO_ACTION,
   NO_CODE,
-  Agent,
   NoAnswer,
-  Reserve,
+  Pair,
   extend,
   open_conversation,
   parse_action,
@@ -100,41 +98,6 @@ class InThisThread(Executor):
   def submit(self, function: Callable, *args: object) -> None:
     """Call a function that raises nothing; its result is dropped."""
     function(*args)
-
-
-class Pair(Protocol):
-  """Two or more models to route between, the cheapest first."""
-
-  names: tuple[str, ...]
-
-  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
-    """Start one agent for each model in an episode.
-
-    Args:
-      env: the environment of the episode.
-      task: the task of the episode.
-      seed: the seed of the episode.
-      reserve: reserves the agents' calls in the budgets.
-    """
-
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
-    """Prepare the judge, the model that a zero-shot router asks.
-
-    Args:
-      config: the configuration of this model.
-
-    Returns:
-      A function that starts an agent for a task, a seed and the episode's `reserve`.
-
-    Raises:
-      ValueError: the model has no price.
-    """
-
-  def stop(self) -> None:
-    """Stop all calls: cancel the calls in flight, and make no further attempts."""
-
-  def close(self) -> None:
-    """Close connections and files."""
 
 
 def run_episodes(

@@ -174,7 +174,8 @@ def learn_vocabulary(
   vocabulary = Vocabulary(
     directions_HxC, idf, math.log(len(tasks)), rarities, *measure_tokens(episodes)
   )
-  features_NxD = read_states(vocabulary, tasks, episodes[::stride]).features_NxD
+  trackers = follow_episodes(vocabulary, tasks, episodes[::stride])
+  features_NxD = read_states(trackers).features_NxD
   spread_D = features_NxD.std(axis=0)
   spread_D = np.where(spread_D > LEAST_SPREAD, spread_D, 1.0).astype(np.float32)
   return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
@@ -207,23 +208,29 @@ def track(tracker: "Tracker", steps: Sequence[Step]) -> Iterator[Step]:
     tracker.act(step)
 
 
-def read_states(
-  vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Sequence[Episode]
-) -> States:
-  """Compute the states of the decisions of episodes.
+def follow_episodes(
+  vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Iterable[Episode]
+) -> Iterator["Tracker"]:
+  """Yield a tracker at each decision of episodes.
 
   Args:
     vocabulary: the statistics that facts, offers and words need.
     tasks: the tasks by id.
     episodes: the episodes.
   """
-  features = []
-  progress = []
   for episode in episodes:
     tracker = Tracker(vocabulary, tasks[episode.task_id])
     for _ in track(tracker, episode.steps):
-      features.append(tracker.read())
-      progress.append(tracker.progress)
+      yield tracker
+
+
+def read_states(trackers: Iterable["Tracker"]) -> States:
+  """Compute the states of the decisions for which trackers wait."""
+  features = []
+  progress = []
+  for tracker in trackers:
+    features.append(tracker.read())
+    progress.append(tracker.progress)
   return States(np.array(features), np.array(progress))
 
 
@@ -501,10 +508,7 @@ class StateReader:
 
   def read(self, ready: Sequence[Live]) -> States:
     """Compute the states of the R episodes that wait for a decision."""
-    trackers = [self.follow(live) for live in ready]
-    features_RxD = np.stack([tracker.read() for tracker in trackers])
-    progress_RxP = np.array([tracker.progress for tracker in trackers])
-    return States(features_RxD, progress_RxP)
+    return read_states(map(self.follow, ready))
 
   def forget(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again."""
