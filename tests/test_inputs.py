@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import call
 
 from baar_jax.episode import Episode, Step, Task
+from baar_jax.families.cascade import describe_proposal
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.inputs import (
   StateReader,
@@ -197,14 +198,16 @@ def test_the_inputs_of_a_proposal_by_hand():
   """Tea has half of the weight of the task's words. At most four trials count."""
   steps = [Step("A hall", 0, "take tea")] * 5 + [Step("Tea: take tea, go", 0, "")]
   proposed = Step("", 1, "", proposal="take tea")
-  inputs = [tracker.describe_proposal(proposed) for tracker in follow(steps)]
+  inputs = [describe_proposal(tracker, proposed) for tracker in follow(steps)]
   buckets = [zlib.crc32(word) % 512 for word in (b"last|take", b"last|tea")]
   words = VOCABULARY.directions_HxC[buckets].sum(axis=0)
   assert np.abs(words).max() > 0.1
   for number, (tried, offered) in ((0, (0, 0)), (3, (3, 0)), (5, (4, 1))):
     expected = [1, 0.5, tried, offered, *words]
     np.testing.assert_allclose(inputs[number], expected, atol=1e-6)
-  assert not any(tracker.describe_proposal(steps[0]).any() for tracker in follow(steps))
+  assert not any(
+    describe_proposal(tracker, steps[0]).any() for tracker in follow(steps)
+  )
 
 
 STEP = st.builds(

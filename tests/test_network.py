@@ -97,7 +97,7 @@ def test_batches_of_inputs_by_hand():
 @pytest.mark.parametrize("labels", [ACTED, FAILURES])
 def test_live_logits_equal_those_of_training(labels):
   """A cascade's step waits with a proposal of SMALL."""
-  encoder = InputsEncoder(VOCABULARY, 2, labels is FAILURES)
+  encoder = InputsEncoder(VOCABULARY, 2, labels.describe_draft)
   model = fill(partial(encoder.build, 0))
   router = ShardedRouter(model, encoder)
   trained_NxA = make_batcher(encoder, labels).compute(router.logits, EPISODES)

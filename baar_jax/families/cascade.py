@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from baar_jax.episode import SMALL, Episode, Reply, Step
 from baar_jax.families.family import Lesson, RouterFamily, divide
 from baar_jax.learn.batches import Labels
@@ -12,6 +14,13 @@ from baar_jax.llms.history import parse_action
 from baar_jax.rollout.jobs import stratified_spec
 from baar_jax.rollout.policy import Move, StepContext
 from baar_jax.rollout.specs import Decision, Live
+from baar_jax.router.inputs import (
+  BUCKETS,
+  Tracker,
+  find_buckets,
+  find_pieces,
+  find_words,
+)
 from baar_jax.router.policy import RouterPolicy
 from baar_jax.run import RouterFiles, Run, load_profiles
 
@@ -39,9 +48,33 @@ def _decide_failures(episode: Episode) -> list[int | None]:
   return [None if step.proposal is None else fails for step in episode.steps]
 
 
+def describe_proposal(tracker: Tracker, step: Step) -> np.ndarray:
+  """Compute the inputs of a proposed action; all 0 without a proposal.
+
+  They are the rank of the model that proposes it, how far its words are those of the
+  task, how often it was tried, whether the observation offers it, and its words.
+
+  Args:
+    tracker: the episode, up to the observation of the step.
+    step: the step with the proposal.
+  """
+  mark_H = np.zeros(BUCKETS)
+  facts = np.zeros(4)
+  if step.proposal is not None:
+    proposal = step.proposal.lower()
+    mark_H[list(find_buckets("last", proposal))] = 1.0
+    facts[:] = (
+      step.model,
+      tracker.overlap(find_words(proposal)),
+      min(tracker.actions[step.proposal], 4),
+      proposal in find_pieces(tracker.observation),
+    )
+  return np.concatenate([facts, mark_H @ tracker.vocabulary.directions_HxC])
+
+
 # The label of a step with a proposal is 1 if the episode fails, else 0. The answers are
 # to take the proposal, and to ask the next costlier model.
-FAILURES = Labels(_decide_failures, add_proposals, answers=2)
+FAILURES = Labels(_decide_failures, add_proposals, 2, describe_proposal)
 
 
 class CascadePolicy(RouterPolicy):

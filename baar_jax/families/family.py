@@ -274,7 +274,7 @@ def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:
     tokenizer = read_tokenizer(files.tokenizer)
     return TextEncoder(View(config, tokenizer, models, labels.answers))
   answers = labels.answers or models
-  return InputsEncoder(load_vocabulary(files), answers, labels.rewrite is not None)
+  return InputsEncoder(load_vocabulary(files), answers, labels.describe_draft)
 
 
 def load_initial(files: RouterFiles, encoder: Encoder) -> nnx.Module:

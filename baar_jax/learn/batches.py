@@ -65,11 +65,13 @@ class Labels(NamedTuple):
       reads it as it is.
     answers: the number of answers between which the router decides; None is one for
       each model.
+    describe_draft: see `InputsEncoder` in router/network.py.
   """
 
   decide: Callable[[Episode], Sequence[int | None]]
   rewrite: Callable[[Episode, int], Episode] | None = None
   answers: int | None = None
+  describe_draft: Callable | None = None
 
 
 def _decide_acted(episode: Episode) -> list[int]:

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import SMALL, Call, Step, Usage
+from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
@@ -333,6 +335,21 @@ def cached_tokens(
       shared = max(shared, min(read.tokens, prompt_tokens))
   warm_tokens = shared - shared % rule.block_tokens
   return warm_tokens if warm_tokens >= rule.min_tokens else 0
+
+
+def measure_tokens(episodes: Sequence[Episode]) -> tuple[float, float]:
+  """Compute the mean tokens of an episode's first prompt, and those of a reply."""
+  opening_tokens = []
+  reply_tokens = []
+  for episode in episodes:
+    for number, step in enumerate(episode.steps):
+      for call in step.calls:
+        # A reply without usage has no tokens.
+        if call.kind == "act" and call.usage.prompt_tokens:
+          reply_tokens.append(call.usage.completion_tokens)
+          if number == 0:
+            opening_tokens.append(call.usage.prompt_tokens)
+  return float(np.mean(opening_tokens or 0)), float(np.mean(reply_tokens or 0))
 
 
 class Outlook(NamedTuple):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.llms.prices import measure_tokens
 from baar_jax.rollout.specs import Live
 
 WORD = re.compile(r"[a-z]{3,}")
@@ -181,21 +182,6 @@ def learn_vocabulary(
   return vocabulary._replace(mean_D=features_NxD.mean(axis=0), spread_D=spread_D)
 
 
-def measure_tokens(episodes: Sequence[Episode]) -> tuple[float, float]:
-  """Compute the mean tokens of an episode's first prompt, and those of a reply."""
-  opening_tokens = []
-  reply_tokens = []
-  for episode in episodes:
-    for number, step in enumerate(episode.steps):
-      for call in step.calls:
-        # A reply without usage has no tokens.
-        if call.kind == "act" and call.usage.prompt_tokens:
-          reply_tokens.append(call.usage.completion_tokens)
-          if number == 0:
-            opening_tokens.append(call.usage.prompt_tokens)
-  return float(np.mean(opening_tokens or 0)), float(np.mean(reply_tokens or 0))
-
-
 def track(tracker: "Tracker", steps: Sequence[Step]) -> Iterator[Step]:
   """Let a tracker follow a stored episode.
 
@@ -253,6 +239,8 @@ class Tracker:
     task: the task of the episode.
     steps: the steps so far.
     observation: the observation that waits for a decision; None after `act`.
+    vocabulary: the statistics that facts, offers and words need.
+    actions: how often each action was taken.
   """
 
   def __init__(
@@ -269,7 +257,7 @@ class Tracker:
     self.task = task
     self.steps: list[Step] = []
     self.observation: str | None = None
-    self._vocabulary = vocabulary
+    self.vocabulary = vocabulary
     self._sees_models = sees_models
     self._weight_of = weigh_words(vocabulary, task.description)
     self._index_of = {verb: n for n, verb in enumerate(vocabulary.rarities)}
@@ -277,7 +265,7 @@ class Tracker:
     self._rarity_V[: len(vocabulary.rarities)] = [*vocabulary.rarities.values()]
     self._seen = Counter()  # observations
     self._results = Counter()  # (action, observation that it brought)
-    self._actions = Counter()
+    self.actions = Counter()
     self._verbs = Counter()
     self._large_calls = 0
     self._small_run = 0  # steps of SMALL since the last LARGE step
@@ -328,7 +316,7 @@ class Tracker:
     self.see(step.observation)
     self.steps.append(step)
     self.observation = None
-    self._actions[step.action] += 1
+    self.actions[step.action] += 1
     self._verbs[find_verb(step.action)] += 1
     is_large = self._is_large(step)
     self._small_run = 0 if is_large else self._small_run + 1
@@ -351,9 +339,9 @@ class Tracker:
     """Compute the standardised facts, offers and words of the next decision."""
     actions = [step.action for step in self.steps[-2:]]
     mark_H = hash_words(self.task, self.observation, actions)
-    words_C = mark_H @ self._vocabulary.directions_HxC
+    words_C = mark_H @ self.vocabulary.directions_HxC
     features_D = np.concatenate([self.facts, self.offers, words_C])
-    return (features_D - self._vocabulary.mean_D) / self._vocabulary.spread_D
+    return (features_D - self.vocabulary.mean_D) / self.vocabulary.spread_D
 
   @property
   def facts(self) -> np.ndarray:
@@ -364,7 +352,7 @@ class Tracker:
     words = [self._words, self._first, self._new_words, self._covered]
     words += [find_words(last.action), find_words(before.action)]
     values = [
-      *map(self._overlap, words),
+      *map(self.overlap, words),
       bool(self.steps) and self.observation == last.observation,
       min(self._results[last.action, self.observation], 4),
       min(seen, 5),
@@ -376,8 +364,8 @@ class Tracker:
       self._gain,
     ]
     counts = [
-      max(self._actions.values(), default=0),
-      len(self._actions),
+      max(self.actions.values(), default=0),
+      len(self.actions),
       *self._outcomes.flat,
       *self._since_rise,
     ]
@@ -393,7 +381,7 @@ class Tracker:
     """Tell whether a step counts as one of LARGE, as 0 or 1."""
     return int(self._sees_models and step.model != SMALL)
 
-  def _overlap(self, words: Iterable[str]) -> float:
+  def overlap(self, words: Iterable[str]) -> float:
     """Add up the weights of the task's words among some words."""
     return math.fsum(map(self._weight_of.get, self._weight_of.keys() & words))
 
@@ -406,7 +394,7 @@ class Tracker:
     for verb, words in find_offers(observation):
       if verb in self._index_of:
         index = self._index_of[verb]
-        self._offer_V[index] = max(self._offer_V[index], self._overlap(words))
+        self._offer_V[index] = max(self._offer_V[index], self.overlap(words))
     strength_V = self._offer_V * self._rarity_V
     self._strength = strength_V.max()
     self._kind = int(strength_V.argmax()) if self._strength > LEAST_STRENGTH else None
@@ -428,25 +416,6 @@ class Tracker:
     ]
     values = [self._strength, self._kind is not None, *self._offer_V, *kind_V]
     return np.concatenate([values, np.log1p(counts)]).astype(np.float32)
-
-  def describe_proposal(self, step: Step) -> np.ndarray:
-    """Compute the inputs of a proposed action; all 0 without a proposal.
-
-    They are the rank of the model that proposes it, how far its words are those of the
-    task, how often it was tried, whether the observation offers it, and its words.
-    """
-    mark_H = np.zeros(BUCKETS)
-    facts = np.zeros(4)
-    if step.proposal is not None:
-      proposal = step.proposal.lower()
-      mark_H[list(find_buckets("last", proposal))] = 1.0
-      facts[:] = (
-        step.model,
-        self._overlap(find_words(proposal)),
-        min(self._actions[step.proposal], 4),
-        proposal in find_pieces(self.observation),
-      )
-    return np.concatenate([facts, mark_H @ self._vocabulary.directions_HxC])
 
 
 def describe(

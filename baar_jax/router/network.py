@@ -14,7 +14,7 @@ inputs (features, terms, and a proposal in a cascade), W width of a layer, A ans
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
 import jax
@@ -94,14 +94,15 @@ class InputsEncoder:
   Attributes:
     vocabulary: the statistics of stored episodes.
     answers: the number of answers between which the router decides.
-    reads_proposals: whether the inputs describe the proposed action of the step.
+    describe_draft: computes more inputs, from the tracker of an episode and the step
+      that waits for its decision; None adds no inputs.
     encoded: the inputs of episodes that were encoded, by their keys in the store; at
       most `MOST_ENCODED`.
   """
 
   vocabulary: Vocabulary
   answers: int
-  reads_proposals: bool = False
+  describe_draft: Callable[[Tracker, Step], np.ndarray] | None = None
   encoded: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
   dtype = "float32"
 
@@ -153,21 +154,21 @@ class InputsEncoder:
 
     Args:
       decisions: for each, its episode after the observation before it, and the step
-        that waits for it, with its proposal if it has one.
+        that waits for it.
     """
     features = []
     progress = []
-    proposals = []
+    drafts = []
     for tracker, step in decisions:
       features.append(tracker.read())
       progress.append(tracker.progress)
-      if self.reads_proposals:
-        proposals.append(tracker.describe_proposal(step))
+      if self.describe_draft:
+        drafts.append(self.describe_draft(tracker, step))
     # A policy network learns for one cost weight and no cap, so these terms are fixed.
     terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
     parts = [np.stack(features), terms_NxT]
-    if self.reads_proposals:
-      parts.append(np.stack(proposals))
+    if drafts:
+      parts.append(np.stack(drafts))
     return np.concatenate(parts, axis=1).astype(np.float32)
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
