@@ -12,6 +12,7 @@ from pathlib import Path
 
 from baar_jax.envs.base import load
 from baar_jax.envs.engines import Engine, command_of, environ_of, output_of
+from baar_jax.flags import fail
 
 MODULES = {"alfworld": "tools.alfworld_games", "appworld": "tools.appworld_tasks"}
 
@@ -37,7 +38,10 @@ def main(name: str, *sizes: str) -> None:
   env = importlib.import_module(f"configs.{name}").get_config().env
   engine = load(name).engine
   usual = (env.train_tasks, env.dev_tasks, env.test_tasks)
-  make_tasks(engine, engine.generated_data, sizes or usual)
+  try:
+    make_tasks(engine, engine.generated_data, sizes or usual)
+  except ValueError as error:
+    sys.exit(fail(error))
   print(f"the tasks are in {engine.generated_data}")
 
 
