@@ -1,4 +1,4 @@
-"""Configure the default run: ScienceWorld with scripted models, on a CPU.
+"""Configure a small run on a CPU: ScienceWorld with scripted models.
 
 The run needs no key.
 """
@@ -7,7 +7,7 @@ from baar_jax import config
 
 
 def get_config() -> config.Config:
-  """Return the configuration of the default run."""
+  """Return the configuration."""
   c = config.Config(name="quickstart")
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=40, test_tasks=80)
   # None of these 80 test tasks is one of configs/reproduce.py:sciworld.

@@ -4,7 +4,7 @@ A row of a micro-batch is a part of an episode that a router reads at once: a wi
 its text, or the inputs of all of its steps. The rows of one episode may be in several
 micro-batches, so that a long episode needs no more memory than a short one.
 
-Axes: B rows, S decisions of a row, A answers, N episodes.
+Axes: B rows, S decisions of a row, A answers, N episodes, D decisions of all episodes.
 """
 
 import dataclasses
@@ -219,7 +219,7 @@ class Batcher:
       function: maps a batch to an array [B, S, ...].
 
     Returns:
-      An array [N, ...] over the N labelled decisions, in the order of the episodes.
+      An array [D, ...] over the labelled decisions, in the order of the episodes.
     """
     values = {}
     for rows, batch in self._cut(episodes):

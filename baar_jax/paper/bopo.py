@@ -16,7 +16,8 @@ What is left out of the paper and of GRPO, and why:
 What is added, all of it our choice:
 
 1. An advantage's denominator has eps 0.1, and advantages are clipped, because a group
-   of equal rewards would have an advantage of -1e8.
+   of equal rewards would have an advantage of -1e8. At a small lam, all episodes of a
+   hard task whose group fails are at or near the clip, whatever they cost.
 2. The bonus of hard tasks is for successes only, as in the paper's table of rewards
    (Eq. 5 lacks the indicator).
 3. AdamW has a weight decay, its rate may decay by a cosine, and gradients are clipped.
@@ -206,12 +207,14 @@ def compute_advantages(
     costs = [e.cost_usd for e in episodes]
     successes = [e.success for e in episodes]
     cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
-    *reward_G, reference = rewards.boundary_reward(
+    *reward_G, reference_reward = rewards.boundary_reward(
       successes, profile.hard, cost_norm, lam, r_hard=config.r_hard
     )
     if not config.reference_guided:
-      reference = np.mean(reward_G)  # Then the mean is the baseline of Eq. 7.
-    adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
+      reference_reward = np.mean(reward_G)  # Then the baseline of Eq. 7 is the mean.
+    adv_G = rewards.reference_advantage(
+      reward_G, reference_reward, config.advantage_eps, clip
+    )
     reward_B.extend(reward_G)
     rated += map(RatedEpisode, group, adv_G)
     advantages.append(adv_G)

@@ -56,7 +56,7 @@ def policy_loss(
     logp_BxS: float32, log pi(a_s) of the current router, in nats.
     old_logp_BxS: float32, log pi(a_s) of the router that sampled the episode.
     adv_B: float32, the advantages A; no gradient flows through them.
-    mask_BxS: bool, False on padding and on forced decisions.
+    mask_BxS: bool, False on padding and where a budget forced the decision.
     episodes: the number to divide by; None is B.
 
   Returns:
@@ -77,7 +77,7 @@ def exact_kl(
   mask_BxS: jax.Array,
   decisions: jax.Array | int | None = None,
 ) -> jax.Array:
-  """Compute the exact KL divergence from a reference router (paper Eq. 8, second term).
+  """Compute the exact KL divergence from the SFT router (paper Eq. 8, second term).
 
       KL = mean over real decisions of sum_a pi(a) * (log pi(a) - log pi_ref(a))
 
@@ -88,7 +88,7 @@ def exact_kl(
 
   Args:
     logits_BxSxA: float32, of the router that learns (pi).
-    ref_logits_BxSxA: float32, of the reference router (pi_ref).
+    ref_logits_BxSxA: float32, of the SFT router, which never changes (pi_ref).
     mask_BxS: bool, True on real decisions.
     decisions: the number to divide by; None is the number of real decisions.
 
@@ -114,7 +114,8 @@ def bopo_loss(
 
       loss = policy_loss + kl_beta * exact_kl
 
-  The router that sampled the episodes is the current one, so the ratio is 1.
+  The router that sampled the episodes is the current one, so the ratio is 1, and
+  `batch.logp_BxS` is only logged; paper/bopo.py has the reason.
 
   Args:
     config: supplies `kl_beta`.

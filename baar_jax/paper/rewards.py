@@ -26,8 +26,8 @@ def difficulty(
   Args:
     small_successes: one bool per trial of always-SMALL.
     large_successes: one bool per trial of always-LARGE.
-    easy_rate: the least success rate of always-SMALL on an easy task. The rate is over
-      the trials that exist (our choice).
+    easy_rate: the least success rate of always-SMALL on an easy task. Trials that an
+      error ended do not count (our choice).
 
   Returns:
     "easy", "hard" or "intractable".

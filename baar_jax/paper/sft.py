@@ -93,8 +93,8 @@ def mix_batches(
 ) -> Iterator[list[Episode]]:
   """Draw batches of references of which `HARD_SHARE` are of hard tasks, without end.
 
-  The paper has 64 and 70 % hard, and does not say of what; here it is of episodes, and
-  the loss is a mean over all decisions of the batch (our choice).
+  The paper's batch of 64 is about 70 % hard, and it does not say of what. Here both
+  count episodes, and the loss is a mean over all decisions of the batch (our choice).
 
   No reference repeats before all references in `hard`, or in `rest`, were drawn. If
   `hard` or `rest` is empty, the batches come from the other sequence alone.

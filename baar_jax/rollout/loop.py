@@ -128,8 +128,9 @@ def run_episodes(
     CapReached: a call does not fit `run_budget`. All calls in flight have ended.
     ValueError: `max_failures` attempts at episodes in a row have failed.
   """
-  # The first trial of each task comes before the second one of any task. Policies that
-  # play the same jobs take turns, so that the servers of all their models are in use.
+  # By trial, purpose and task: the first trial of each task comes before the second one
+  # of any task. Policies that play the same jobs take turns, so that the servers of all
+  # their models are in use.
   waiting = sorted(trials, key=lambda trial: trial.job.key[::-1])
   arrivals: Arrivals = queue.SimpleQueue()
   workers = _open_workers(envs)

@@ -169,17 +169,17 @@ class Policy:
   def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
     """Pay for a reply that the decision needs, such as a judge's or a proposal.
 
-    It is called by a worker, before the decision and again after it. By default
-    a policy decides without one.
+    It is called before each decision of a step, and after the last one. By default a
+    policy decides once, without such a reply.
 
     Args:
       context: the step that is played.
-      last: None before the first decision of the step; afterwards the decision and the
-        reply that it brought.
+      last: the decision of this step so far, with the reply that it brought; None
+        before the first decision.
 
     Returns:
-      The reply that `choose` finds in `Live.paid`. None before the first decision: it
-      is decided without a reply; after a decision: its reply is acted on.
+      The reply that `choose` finds in `Live.paid`, for another decision. None decides
+      without one, or, after a decision, acts on the reply of `last`.
     """
     return None
 
@@ -210,6 +210,10 @@ def play_step(
 
   The generator yields when `choose` must decide, and receives the decision. If the
   budgets allow at most one model, nobody has to decide.
+
+  In the usual case nothing is paid first: the first round decides and gets the reply of
+  the decided model, and the second returns it. A judge's answer or a proposal adds
+  decisions.
 
   Returns:
     The last decision, with the sums of all decisions of the step, and the reply; None

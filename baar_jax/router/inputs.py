@@ -1,5 +1,9 @@
 """Compute facts, offers and words of a step from text alone (our choice).
 
+Facts count what was seen and done. An offer is a piece of the newest observation that
+begins with a verb of earlier actions, such as "take the lamp" in a list of actions.
+Words are hashed, and projected on the principal components of stored steps.
+
 No environment's code or vocabulary is used: rarities, verbs and directions are learned
 from training tasks and their episodes. Live decisions, the endpoint and training follow
 episodes with the same code, step by step.
@@ -30,7 +34,7 @@ DIRECTIONS = 48  # C, number of directions of the hashed words
 OBSERVATION_CHARS = 400  # only these first characters of an observation are hashed
 MARKED_EPISODES = 2000  # the directions are learned from about this many episodes
 VERBS = 12  # V, the largest number of known verbs
-KEPT = 1 << 14  # what is found in a text is kept for about this many texts
+KEPT = 1 << 14  # the size of each cache of what is found in a text
 LEAST_SPREAD = 1e-3  # A feature of a lower standard deviation is not scaled.
 # A step has a kind if the best offer's overlap, times the rarity of its verb, is above
 # this number.
@@ -142,8 +146,8 @@ def learn_vocabulary(
 ) -> Vocabulary:
   """Learn the vocabulary of training tasks and of their episodes.
 
-  At most about `MARKED_EPISODES` episodes are read for the directions, which are those
-  of the largest variance of the hashed words, and for the statistics of the features.
+  At most about `MARKED_EPISODES` episodes are read for the directions, which are the
+  principal components of the hashed words, and for the statistics of the features.
 
   Args:
     tasks: the training tasks by id.
@@ -455,7 +459,7 @@ def describe(
 
 
 class StateReader:
-  """Compute the states of live episodes, which the value heads read.
+  """Compute the states of live episodes, for the value heads and policy networks.
 
   An episode's facts are updated by its new steps only. If its earlier steps have
   changed, all of its steps are read again.

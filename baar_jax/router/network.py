@@ -1,13 +1,13 @@
 """Compute one logit per answer from the inputs of a step: the policy network.
 
 On a CPU this network is the router in place of Qwen2 (our choice). It reads facts,
-offers and words of the step, and the terms that the value heads read
-(router/inputs.py). A gradient step takes milliseconds.
+offers and words of the step, and the terms of time among those that the value heads
+read (router/inputs.py). A gradient step takes milliseconds.
 
 Unlike the value heads it is not told which model took the earlier steps. A reference
-of a hard task calls LARGE with one probability at every step, so its next model is best
-predicted by its last ones, and a router that sees them imitates itself: it calls the
-same model to the end. Nothing about the steps is learned from that.
+of a hard task calls LARGE with one probability k / N at every step. The earlier models
+reveal this k, so they predict the next one best, and a router that sees them would call
+the same model to the end and learn nothing about the steps.
 
 Axes: B episodes, S decisions of an episode, N decisions, R live episodes, D features, I
 inputs (features, terms, and a proposal in a cascade), W width of a layer, A answers.
@@ -108,7 +108,7 @@ class InputsEncoder:
 
   def build(self, seed: int) -> PolicyNetwork:
     """Build a network with random weights."""
-    step = Step("", SMALL, "")
+    step = Step("", SMALL, "")  # Any step tells the number of inputs.
     x_SxI = self._read_steps(Task("", "train", "", 1), [step])
     return PolicyNetwork(x_SxI.shape[1], self.answers, seed)
 
@@ -164,7 +164,7 @@ class InputsEncoder:
       progress.append(tracker.progress)
       if self.describe_draft:
         drafts.append(self.describe_draft(tracker, step))
-    # A policy network learns for one cost weight and no cap, so these terms are fixed.
+    # A policy network learns for one cost weight and no cap, so only time varies here.
     terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
     parts = [np.stack(features), terms_NxT]
     if drafts:
