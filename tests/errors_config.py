@@ -146,7 +146,7 @@ CASES = [
     "--config.train_seeds=4",
   ),
   (
-    "--config.baselines.rivals must be some of cascade, escalate, single-turn...",
+    "--config.baselines.rivals must be some of cascade, escalate...",
     command,
     "--config.baselines.rivals=('no-such',)",
   ),
