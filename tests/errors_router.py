@@ -1,6 +1,5 @@
 """The errors of the router: its tokenizer, its weights."""
 
-import resource
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,15 +11,12 @@ from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import (
   View,
-  adopt_tokenizer,
   make_byte_tokenizer,
   read_tokenizer,
 )
 from baar_jax.router.weights import (
   check_directory,
   check_pretrained,
-  load_qwen2,
-  save_qwen2,
 )
 from tools import qwen2_checkpoint as hf
 
@@ -47,20 +43,6 @@ def untie_head(tmp: Path) -> None:
   numbers["lm_head.weight"] = 2 * numbers["model.embed_tokens.weight"]
   save_file(numbers, hf.write(tmp, SHAPE) / "model.safetensors")
   check_directory(tmp)
-
-
-def fill_disk(tmp: Path) -> None:
-  """Write weights although no file may be longer than 1,000 bytes."""
-  model = load_qwen2(hf.write(tmp, SHAPE, tokens=300))
-  # What this compiles must not be cut in the cache that all tests share.
-  adopt_tokenizer(tmp, tmp / "adopted")
-  save_qwen2(model, tmp / "whole", tmp / "adopted")
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-  try:
-    save_qwen2(model, tmp / "saved", tmp / "adopted")
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def read_nan(tmp: Path) -> None:
@@ -107,10 +89,5 @@ CASES = [
     lambda tmp: check_directory(
       hf.write(tmp, SHAPE | {"rope_parameters": {"rope_theta": 1e4}})
     ),
-  ),
-  (
-    "Cannot write TMP/saved.tmp/model.safetensors (...)."
-    " Free disk space and run the same command again.",
-    fill_disk,
   ),
 ]

@@ -73,13 +73,6 @@ def use_twice(tmp: Path) -> None:
     Run(tiny.config(tmp))
 
 
-def list_tasks(tmp: Path, *tasks: Task) -> None:
-  with closing(Run(tiny.config(tmp))) as run:
-    for env in run.source.envs():
-      env.tasks = lambda split: [*tasks]
-    run.tasks("train")
-
-
 def read_recorded(tmp: Path, act: Callable[[Run], object]) -> None:
   """Act on a run whose episodes are recorded: three tasks without episodes."""
   config = tiny.config(tmp, kind="stored")
@@ -94,13 +87,6 @@ def profile_recorded(run: Run, *episodes: Episode) -> None:
   run.store.add(*episodes)
   trials = [Job(task, "profile", 0) for task in run.tasks("train")]
   run.play("", {ALWAYS_SMALL: trials}, None)
-
-
-def forget_texts() -> Episode:
-  played = tiny.episode("train-fix", ALWAYS_SMALL.key)
-  for step in played.steps:
-    step.observation = step.action = ""
-  return played
 
 
 def reuse(tmp: Path, change: Callable[[Config], object]) -> None:
@@ -192,20 +178,9 @@ CASES = [
     lambda run: run.source.list_tasks("train"),
   ),
   (
-    "...sandbox.py:Sandbox lists the task 't' twice: list each task once...",
-    list_tasks,
-    TASK,
-    TASK,
-  ),
-  (
     "1 of 1 episodes of always-small are missing, such as 1 of 'train-fix': record...",
     read_recorded,
     profile_recorded,
-  ),
-  (
-    "episodes of always-small were recorded without texts...record new ones...",
-    read_recorded,
-    lambda run: profile_recorded(run, forget_texts()),
   ),
   (
     "...only always-SMALL and always-LARGE are recorded: record another...",

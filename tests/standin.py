@@ -153,18 +153,10 @@ class Handler(BaseHTTPRequestHandler):
         {name.lower(): value for name, value in self.headers.items()}
       )
       fault = choose(self.server.fault, number, request)
-    path = self.path.partition("?")[0].removeprefix("/v1/")
-    self.form = FORMS.get(path.removesuffix("/count_tokens"))
-    if not self.form:
-      self.form = FORMS["chat/completions"]
-      self.refuse("404", f"no {path} here")
-    elif path.endswith("/count_tokens"):
-      tokens = len(text_of(prompt_of(request))) // 4
-      self.send(200, json.dumps({"input_tokens": tokens}).encode())
-    else:
-      time.sleep(choose(self.server.latency_s, number))
-      reply = choose(self.server.answer, request)
-      self.act(fault, request, reply if isinstance(reply, Reply) else Reply(reply))
+    self.form = FORMS[self.path.partition("?")[0].removeprefix("/v1/")]
+    time.sleep(choose(self.server.latency_s, number))
+    reply = choose(self.server.answer, request)
+    self.act(fault, request, reply if isinstance(reply, Reply) else Reply(reply))
 
   def act(self, fault, request, reply):
     if fault in FAULTS:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from report_store import (
   ALL,
@@ -232,27 +231,6 @@ def test_claims_are_judged_by_the_interval_of_the_difference(every):
   assert gains["BoPO moves dollars to hard tasks"] == pytest.approx(
     16 / 24 - 2 / 4, 1e-3
   )
-
-
-def test_bopo_has_rows_with_the_smallest_and_the_largest_lam():
-  settings = config()
-  settings.bopo.lam = (0.5, 0.1, 0.9)
-  played = [*BOUNDARIES]
-  for calls, scores in ((1, (ALL, ONE, TWO)), (3, (ONE, TWO, ONE))):
-    for lam, score in zip(settings.bopo.lam, scores):
-      spec = RouterSpec("bopo", lam=lam, threshold=0.5, cap=Cap(calls))
-      played.append(Played(spec, "L" * calls, score))
-  results = figures(played, settings)
-  rows = results.hard_budget.set_index(["K", "family"]).score_percent.unstack()
-  assert rows["bopo"].tolist() == [75, 50]
-  assert rows["BoPO, λ 0.1"].tolist() == [25, 50]
-  assert rows["BoPO, λ 0.9"].tolist() == [50, 25]
-  gains = results.claims.set_index("claim").gain
-  assert gains["a large λ is better under the smallest cap"] == 0.25
-  assert gains["a small λ is better under the largest cap"] == 0.25
-  boundary_usd = pd.DataFrame({"small": [1, 3, 2], "large": [2, 2, 4]})
-  last = dataclasses.replace(results, boundary_usd=boundary_usd).claims.iloc[-1]
-  assert (last.verdict, last.gain) == ("holds", pytest.approx(1 / 3))
 
 
 def test_rows_of_a_hard_budget_have_gains_over_each_family(every):

@@ -51,16 +51,3 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
       path.write_bytes(content)
       with pytest.raises(ValueError, match=f"{name} .* damaged .*: delete it"):
         load(files)
-
-
-def test_the_default_weight_is_the_smallest_unless_it_is_stored(tmp_path):
-  files = RouterFiles(tmp_path, Config(), mesh=None)
-  files.config.value.cost_weights = (0.5, 0.25)
-  assert conditioned.load_default(files) == 0.25
-  conditioned.save_default(files, 0.1)
-  assert conditioned.load_default(files) == 0.1
-  path = tmp_path / "checkpoints/value/default.npz"
-  for arrays in ([], [np.nan], ["a"], [[0.1, 0.2]]):
-    np.savez(path, *arrays)
-    with pytest.raises(ValueError, match="default.npz .* damaged .*--stage=evaluate"):
-      conditioned.load_default(files)

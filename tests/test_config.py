@@ -164,11 +164,3 @@ def test_a_run_without_a_file_continues_with_its_configuration(tmp_path):
   (tmp_path / "mine" / "config.json").write_text(json.dumps(fields))
   (tmp_path / "mine" / "episodes-1.sqlite").write_text("the second one's store")
   assert read(runs, "--config.name=mine") == stored
-
-
-def test_a_mistake_ends_with_exit_code_2():
-  with pytest.raises(SystemExit) as end:
-    read("--config.seed=many")
-  wrong = Config()
-  wrong.seed = -1
-  assert end.value.code == main.main((wrong, "all")) == 2

@@ -61,17 +61,12 @@ def test_router_reads_the_same_tokens_as_training():
   spy = Spy(PolicySpec("spy"))
   spy.episode = episode
   router = Router(spy, ("small", "large"), task.max_steps, sessions=1)
-  messages = open_conversation("", task, episode.steps[0].observation)
-  for n, left in enumerate([(15.0, 3), (14.0, 3), (9.0, 2), (4.0, 1)]):
-    caps = dict(zip(("left_usd", "left_large_calls"), left))
-    so_far = dataclasses.replace(episode, steps=episode.steps[: n + 1])
-    choice = router.decide(messages, **caps)
+  messages = open_conversation("", task, "see lamp 0")
+  for n, (usd, calls) in enumerate([(15.0, 3), (14.0, 3), (9.0, 2), (4.0, 1)], 1):
+    router.decide(messages, left_usd=usd, left_large_calls=calls)
+    so_far = dataclasses.replace(episode, steps=episode.steps[:n])
     assert spy.tokens == VIEW.episode_windows(task, so_far)[-1].tokens
-    assert choice == (
-      ["small", "large"][episode.steps[n].model],
-      {"small": 0.25, "large": 0.75},
-    )
-    after = episode.steps[min(n + 1, 3)].observation
-    extend(messages, write_reply("So.", episode.steps[n].action, False), after)
-  choice = router.decide(messages, left_usd=1.0, left_large_calls=0)
+    reply = write_reply("So.", so_far.steps[-1].action, False)
+    extend(messages, reply, f"see lamp {n}")
+  choice = router.decide(messages, left_large_calls=0)
   assert choice == ("small", {"small": 1.0, "large": 0.0})

@@ -85,13 +85,6 @@ def test_every_policy_is_played_under_caps_on_dollars(config):
   assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= keys
 
 
-def test_only_recorded_models_have_foresight(config):
-  assert not any(spec.family == "clairvoyant" for spec in list_specs(config))
-  config.models.kind = "recorded"
-  known = [spec.key for spec in list_specs(config) if spec.family == "clairvoyant"]
-  assert known[0] == "clairvoyant(mu=0)" and known[-1] == "clairvoyant(K=2)"
-
-
 def test_each_setting_of_the_judge_changes_its_key(config):
   keys = {judged(config).key}
   changes = dict(

@@ -133,17 +133,6 @@ def test_paired_differences_are_covered(tasks, seeds, trials, effect, least):
   check(0.064, mean_PxB[RUNS:] - mean_PxB[:RUNS], least)
 
 
-def test_training_seeds_have_students_interval():
-  # Nothing but the training seeds differs: the interval of three values is Student's.
-  value_PxNxR = np.tile([[[1.0, 2.0, 6.0]], [[5.0, 5.0, 5.0]]], (1, 40, 1))
-  trained = np.array([True, True])
-  mean_PxB = means(value_PxNxR, trained, draw(40, 3, 40_000))
-  # The half width: t of 2 degrees of freedom, 4.3027, times sqrt(7) / sqrt(3).
-  expected = [3, 3 - 6.5725, 3 + 6.5725]
-  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx(expected, abs=0.2)
-  assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
-
-
 def test_only_what_trainings_explain_widens_an_interval():
   # A policy without training, and one whose training seeds differ by chance only.
   value_1xNxR = np.tile([1.0, 2.0, 6.0], (1, 40, 1))
@@ -158,13 +147,3 @@ def test_a_task_may_lack_a_seed():
   # and 3.
   lacking = np.array([[[2.0, NAN], [3.0, 3.0]]])
   assert means(lacking, np.array([True]), draw(2, 2, 1))[0, 0] == 2.5
-
-
-def test_an_interval_needs_a_value_in_half_of_the_resamples():
-  for value_B, expected in (
-    ([9.0, 1.0, 1.0, NAN, NAN], [9.0, 1.0, 1.0]),
-    ([9.0, 1.0, NAN, NAN, NAN], [9.0, NAN, NAN]),
-    ([NAN, 1.0, 1.0], [NAN] * 3),
-  ):
-    x = interval("x", np.array(value_B))
-    assert [*x.values()] == pytest.approx(expected, nan_ok=True)

@@ -81,21 +81,6 @@ def test_words_mark_a_bucket_for_each_field_and_word():
   assert mark_H.sum() == 4
 
 
-def test_directions_have_the_largest_variance():
-  marks = []
-  words = []
-  for episode in EPISODES:
-    for tracker in follow(episode.steps, TASKS[episode.task_id]):
-      actions = [step.action for step in tracker.steps]
-      marks.append(hash_words(tracker.task, tracker.observation, actions))
-      words.append(marks[-1] @ VOCABULARY.directions_HxC)
-  variance_H = np.var(marks, axis=0)
-  variance_C = np.var(words, axis=0)
-  assert variance_C[0] > variance_H.max() and (np.diff(variance_C) < 1e-6).all()
-  # 15 steps differ in at most 14 directions, so the directions lose nothing.
-  assert variance_C.sum() == pytest.approx(variance_H.sum(), rel=1e-5)
-
-
 HALL = "A hall, take red"
 OFFERS = "Exits: go red tea\ntake tea, take a lamp"
 EPISODE = [
@@ -181,17 +166,6 @@ def test_the_offers_of_an_episode_by_hand():
   assert kind_SxV[:, :2].tolist() == [[0, 1], [0, 1], [1, 0], [0, 0]]
   counts = [[1, 0], [1, 1], [1, 2], [1, 3]]
   np.testing.assert_allclose(offers_SxF[:, 36:38], np.log1p(counts), rtol=1e-6)
-
-
-def test_repetition_is_counted_and_no_offer_gives_no_facts():
-  steps = [Step("A hall", 0, "look")] * 7
-  *_, (last, offers) = [(tracker.facts, tracker.offers) for tracker in follow(steps)]
-  # The same observation, at least 4 times after this action, and at least 5 times.
-  assert last[6:9].tolist() == [1, 4, 5]
-  assert last[17] == pytest.approx(np.log(7)) and not offers.any()
-  # The offer's 1/4 times 0.3466 is below 0.1, so the step has no kind.
-  (weak,) = [tracker.offers for tracker in follow([Step("go red", 0, "")])]
-  assert np.flatnonzero(weak).tolist() == [0, 2]
 
 
 def test_the_inputs_of_a_proposal_by_hand():

@@ -76,23 +76,6 @@ def test_kl_is_exact_and_ignores_padding(padding):
   assert run(losses.exact_kl, logits, reference, np.zeros_like(mask))[0] == 0
 
 
-def test_figures_of_the_policy_by_hand():
-  """They are a micro-batch's part of the means of a step with 6 decisions."""
-  logits = np.log(P)
-  logits[1, 1] = np.nan
-  # The ratios are 2 and .625 in the first episode, and 1 in the second.
-  old = np.log(f32([[0.4, 0.64], [0.75, 1]]))
-  batch = Batch(ACTION, ACTION, old, MASK, f32([1, 2]), decisions=6)
-  logp = np.log(f32([[0.8, 0.4], [0.75, 1]]))
-  figures = losses.measure_policy(logits, logp, batch)
-  # .8 * .2231436 + .2 * 1.6094379 = .5004024, .6 * .5108256 + .4 * .9162907 = .6730117 and
-  # .25 * 1.3862944 + .75 * .2876821 = .5623351; the fourth is padding.
-  entropy = (0.5004024 + 0.6730117 + 0.5623351) / 6
-  log_ratio = (0.6931472 + 0.4700036) / 6
-  expected = {"entropy": entropy, "log_ratio": log_ratio}
-  assert figures == pytest.approx(expected, rel=1e-5)
-
-
 GOLDEN = np.load(make_bopo.FILE)
 GRADIENT = GOLDEN["gradient_BxSxA"]
 

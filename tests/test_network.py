@@ -17,7 +17,7 @@ from baar_jax.learn.trainer import ShardedRouter
 from baar_jax.mesh import one_device
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.inputs import learn_vocabulary
-from baar_jax.router.network import InputsEncoder, PolicyNetwork
+from baar_jax.router.network import InputsEncoder
 
 TASK = Task("plant-0", "train", "find the red lamp", 4)
 
@@ -35,18 +35,6 @@ EPISODES = [observe((0, 9), (1, 29), (0, 99)), observe((1, 9))]
 # The lamp is a quarter of the words that tell this task from another.
 OTHER = Task("other", "train", "open a door", 4)
 VOCABULARY = learn_vocabulary({TASK.id: TASK, OTHER.id: OTHER}, EPISODES)
-
-
-def test_the_forward_pass_equals_numpys():
-  network = fill(lambda: PolicyNetwork(3, 2, 0))
-  draw = np.random.default_rng(1)
-  x_BxSxI = draw.normal(size=(2, 2, 3)).astype(np.float32)
-  y_BxSxO = x_BxSxI
-  for number, (weight_IxO, bias_O) in enumerate(network.layers):
-    if number:
-      y_BxSxO = y_BxSxO / (1 + np.exp(-y_BxSxO))
-    y_BxSxO = y_BxSxO @ np.float64(weight_IxO) + np.float64(bias_O)
-  np.testing.assert_allclose(network(x_BxSxI), y_BxSxO, rtol=1e-5, atol=1e-5)
 
 
 def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
@@ -75,23 +63,6 @@ def make_batcher(encoder, labels) -> Batcher:
   """Make a batcher of two rows, for episodes of at most 4 steps in most cases."""
   config = Config(env=EnvConfig(max_steps=4), sft=SFTConfig(micro_episodes=2))
   return Batcher(config, encoder, [TASK], labels)
-
-
-def test_batches_of_inputs_by_hand():
-  """Episodes are padded with 0 to a multiple of 4 decisions, and batches with 0 too."""
-  encoder = InputsEncoder(VOCABULARY, 2)
-  long = observe(*[(0, 7)] * 5)
-  first, last = make_batcher(encoder, ACTED).micro_batches([*EPISODES, long])
-  one, three, five = (
-    encoder.encode(TASK, e)[0] for e in (EPISODES[1], EPISODES[0], long)
-  )
-  no_step = np.zeros(one.shape[1])
-  padded = [[*one, *[no_step] * 3], [*three, no_step]]
-  np.testing.assert_array_equal(first.inputs, padded)
-  padded = [[*five, *[no_step] * 3], [no_step] * 8]
-  np.testing.assert_array_equal(last.inputs, padded)
-  assert first.action_BxS.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
-  assert last.mask_BxS.sum(axis=1).tolist() == [5, 0]
 
 
 @pytest.mark.parametrize("labels", [ACTED, FAILURES])

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import tiny
 
-from baar_jax.config import ModelsConfig, SamplePlan
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Call, Episode, Step, Usage
 from baar_jax.run import Run
 from baar_jax.stages import plan
@@ -52,12 +52,6 @@ def test_a_dry_run_creates_no_file_and_needs_no_key(
   # four also with K = 1.
   episodes = [cells[0] for cells in rows.values()]
   assert episodes == [32, 9, 0, 8, 24, 5 * (3 + 2 * 4), 32 + 9 + 8 + 24 + 55]
-  # of 4 other training tasks
-  config.references.plans = (SamplePlan("samples", 3, True),)
-  assert table(config, capsys)["references"][0] == 9 + 4 * 3
-  config.references.plans = (SamplePlan("steps", 2),)
-  config.references.clone_large = True  # only these, of 2 hard training tasks
-  assert table(config, capsys)["references"][0] == 2 * 2
 
 
 def test_missing_episodes_cost_the_mean_of_stored_ones(config, capsys):

@@ -109,9 +109,7 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
   [
     ("gpt-5.6-sol", 1024, 1),
     ("anthropic/claude-opus-4.5", 4096, 1),
-    ("claude-opus-4-7", 2048, 1),
     ("claude-3-5-haiku-20241022", 2048, 1),
-    ("gemini-2.5-pro", 2048, 1),
     ("mistral-large", 64, 64),
     ("a-model-of-nobody", 1024, 128),
   ],
@@ -119,17 +117,6 @@ def test_properties_of_cached_tokens(rule, reads, more, tokens, now_s):
 def test_the_rule_of_a_model_family(name, minimum, step):
   rule = find_row(CACHE_RULES, name)
   assert (rule.min_tokens, rule.block_tokens) == (minimum, step)
-
-
-def test_a_write_premium_is_billed_once():
-  """The first prompt is written at 1.25 x; the second one writes only its new tokens."""
-  billing = Billing((Price(4.0, 0.4, 20.0, 5.0),), (CacheRule(1024, 1, 300.0),))
-  first = billing.bill(0, [], 2000, 10, 0.0)
-  assert first.usage == Usage(2000, 0, 10, 2000)
-  assert first.cost_usd == pytest.approx((2000 * 5 + 10 * 20) / 1e6)
-  second = billing.bill(0, [Read(2000, 0.0)], 2100, 10, 1.0)
-  assert second.usage == Usage(2100, 2000, 10, 100)
-  assert second.cost_usd == pytest.approx((2000 * 0.4 + 100 * 5 + 10 * 20) / 1e6)
 
 
 def act(model, prompt_tokens, latency_s=0.0):
@@ -155,15 +142,6 @@ def test_two_models_in_turn_are_warm_apart():
   # A repeated call finds 2,048 of 2,100 tokens warm: 52 + 1,024 + 100 millionths.
   usd = (180 + 960 + 100) / 1e6
   assert outlooks[1][SMALL] == pytest.approx(Outlook(usd, 1176 / 1e6, 2200 / 1e6))
-
-
-def test_a_slow_reply_lets_the_cache_of_the_other_model_expire():
-  billing = Billing((Price(1.0, 0.5, 2.0),) * 2, (GPT, GPT))
-  for latency_s, warm in ((297.9, 1920), (298.1, 0)):
-    steps = [act(SMALL, 2000), act(LARGE, 2100, latency_s - 1.0), act(LARGE, 2200)]
-    # SMALL's prompt was read at 0 s; its reply and each step take 1 s.
-    small, large = billing.forecast_calls(steps, 1500, 50)
-    assert (warm_tokens(small), warm_tokens(large)) == (warm, 2048)
 
 
 def test_a_run_without_prompt_caches_has_no_rules():

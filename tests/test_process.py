@@ -10,12 +10,10 @@ from contextlib import closing
 
 import psutil
 import pytest
-from tiny import ROOT, SANDBOX, SIZES
+from tiny import ROOT, SANDBOX, SIZES, follow
 
-from baar_jax.envs import process
-from baar_jax.envs.base import EnvDied, Oracle
-from baar_jax.envs.process import Recall, open_envs
-from baar_jax.episode import Task
+from baar_jax.envs.base import EnvDied
+from baar_jax.envs.process import open_envs
 from examples.sandbox import Sandbox
 
 
@@ -31,16 +29,11 @@ def are_ended(processes: list[psutil.Process]) -> bool:
   return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
-def play(env, task_id: str) -> list[tuple]:
-  """Play mistakes and the expert's actions in turn; return all answers."""
-  tape = [env.reset(task_id)]
-  done = False
-  while not done:
-    for action in (env.mistake("wasted", "key"), env.oracle().action):
-      if not done:
-        observation, done = env.step(action)
-        tape.append((action, observation, done, env.score()))
-  return tape
+def play(env, task_id: str) -> list:
+  """Play a mistake and the expert's actions; return all answers."""
+  opening = env.reset(task_id)
+  wasted = env.step(env.mistake("wasted", "key"))
+  return [opening, wasted, *follow(env), env.score()]
 
 
 def test_slots_answer_in_threads_as_the_environment_itself():
@@ -58,48 +51,6 @@ def test_slots_answer_in_threads_as_the_environment_itself():
   for env in envs * 2:
     env.close()
   assert are_ended(processes)
-
-
-def test_a_child_plays_only_what_no_child_has_answered(monkeypatch):
-  memory = {}
-  tape = []
-  deadly = ["d"]
-
-  def open_recall():
-    moves = []
-
-    def answer(method, argument):
-      """Answer with the task and the actions of the child's episode."""
-      tape.append(argument)
-      if argument in deadly:
-        raise EnvDied(deadly.pop())
-      if method == "reset":
-        moves.clear()
-      moves.append(argument)
-      return "".join(moves)
-
-    return Recall(answer, memory)
-
-  def follow(recall, actions):
-    """Play a task "t"; return the last answer, and what has reached a child."""
-    tape.clear()
-    last = recall("reset", "t")
-    for action in actions:
-      last = recall("step", action)
-    return last, "".join(tape)
-
-  first = open_recall()
-  second = open_recall()
-  assert follow(first, "xz") == ("txz", "txz")
-  assert follow(second, "xz") == ("txz", "")
-  assert follow(second, "xy") == ("txy", "txy")
-  assert follow(first, "xzx") == ("txzx", "x")  # The first child is still at "xz".
-  with pytest.raises(EnvDied):
-    follow(second, "xyd")
-  assert follow(second, "xyd") == ("txyd", "txyd")
-  monkeypatch.setattr(process, "MAX_ANSWERS", 0)
-  assert follow(second, "w") == ("tw", "tw")
-  assert follow(second, "") == ("t", "t")  # All answers are forgotten.
 
 
 @pytest.mark.parametrize(
@@ -136,21 +87,6 @@ def test_closing_ends_running_and_waiting_calls():
   assert "ended without an answer" in messages[1]  # not "no answer in 60 s"
   assert are_ended(stopped)
   assert envs[0].child.process is None  # The waiting call has started no new child.
-
-
-@pytest.mark.parametrize(
-  "name, right, wrong",
-  [
-    ("reset", "a", [None]),
-    ("tasks", [Task("t", "train", "d", 9)], [[], [Task("t", "train", "d", 0)]]),
-    ("step", ("a", True), ["ab", ("a", None)]),
-    ("score", 1, [None, float("nan"), 1.5]),
-    ("oracle", Oracle("a", 0, True, False), ["a"]),
-  ],
-)
-def test_a_result_of_a_wrong_kind_is_noticed(name, right, wrong):
-  assert process._is_right(name, right)
-  assert not any(process._is_right(name, result) for result in wrong)
 
 
 STUCK = """

@@ -1,6 +1,5 @@
 """Test ScienceWorld on its real engine: expert, replays, fatal mistakes and splits."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -130,16 +129,6 @@ def test_lists_name_tasks_by_the_ids_of_agentgym(tmp_path, capsys):
   assert not capsys.readouterr().err
   ScienceWorld.complete(engines, tmp_path)
   assert "tasks come from the engine's splits" in capsys.readouterr().err
-
-
-def test_tasks_with_a_long_solution_are_skipped(options, tmp_path, monkeypatch):
-  monkeypatch.setattr(adapter, "TASK_TYPES", ("find-plant",))
-  first, second = list_ids(options, 2)
-  own = Options(gold_dir=str(tmp_path))
-  for steps, listed in ((32, first), (33, second)):
-    gold = {"actions": ["wait1"] * steps, "description": "d"}
-    (tmp_path / f"{first.replace('/', '-')}.json").write_text(json.dumps(gold))
-    assert list_ids(own, 1) == [listed]
 
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"

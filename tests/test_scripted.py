@@ -1,21 +1,16 @@
 """Test the scripted models: their error rates, and that replies repeat."""
 
-import contextlib
 import math
-import re
 
 import numpy as np
 import pytest
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs import base
-from baar_jax.envs.alfworld.adapter import ALFWorldErrors
-from baar_jax.envs.appworld.adapter import AppWorldErrors
 from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
 from baar_jax.episode import LARGE, SMALL, Task, Usage
-from baar_jax.llms.history import Cost, open_conversation, parse_action
-from baar_jax.llms.prices import Billing, CacheRule, prices_of
-from baar_jax.llms.scripted import Account, ScriptedPair
+from baar_jax.llms.history import open_conversation, parse_action
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
 
 TASK = Task("t", "test", "Do it.", 40)
@@ -73,18 +68,6 @@ def test_routine_steps_and_recoveries_have_no_difficulty(model, rate):
     assert lapse == Lapse(pytest.approx(rate), 0.0)
 
 
-@pytest.mark.parametrize(
-  "errors, task_id, task_type",
-  [
-    (DifficultyErrors, "find-plant/3", "find-plant"),
-    (ALFWorldErrors, "train/pick_two-Mug-None-Desk-1/trial_T1", "pick_two"),
-    (AppWorldErrors, "d3a0000_1", "d3a0000"),
-  ],
-)
-def test_each_environment_reads_the_type_of_a_task(errors, task_id, task_type):
-  assert re.search(errors.TYPE, task_id)[0] == task_type
-
-
 class Room(Env):
   """An environment whose state never changes."""
 
@@ -119,37 +102,6 @@ def test_replies_repeat_and_tokens_follow_from_the_text():
   reply = first[0]
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
-
-
-def test_prompt_caches_are_billed_by_hand():
-  """The caches have 24 tokens at least, in steps of 4, for 2.5 seconds."""
-  spent = []
-
-  @contextlib.contextmanager
-  def reserve(bound_usd):
-    cost = Cost()
-    yield cost
-    spent.append((bound_usd, cost.usd))
-
-  rule = CacheRule(min_tokens=24, block_tokens=4, lifetime_s=2.5)
-  account = Account(Billing(prices_of(ModelsConfig()), (rule, rule)), reserve)
-  # Prompts of 20, 30, 40, ... tokens, each the start of the next.
-  messages = [{"content": "s" * 80}]
-  usages = []
-  # A reply of 9 tokens takes SMALL 0.1 s. A step takes 1 s.
-  for step, model in enumerate((SMALL, SMALL, SMALL, LARGE, SMALL)):
-    usages.append(account.pay(model, messages, "r" * 36, step).usage)
-    messages.append({"content": "o" * 40})
-  assert usages == [
-    Usage(20, 0, 9),
-    Usage(30, 0, 9),  # The prompt before is shorter than the minimum.
-    Usage(40, 28, 9),  # The prompt before has 30 tokens.
-    Usage(50, 0, 9),  # SMALL's cache is of no use to LARGE.
-    Usage(60, 40, 9),  # The last prompt of SMALL is 2.2125 s old.
-  ]
-  # SMALL costs $0.4, $0.1 and $1.6 per million tokens, LARGE $2, $0.5 and $8.
-  assert spent[2] == pytest.approx((30.4e-6, (12 * 0.4 + 28 * 0.1 + 9 * 1.6) / 1e6))
-  assert spent[3] == pytest.approx((172e-6, (50 * 2 + 9 * 8) / 1e6))
 
 
 def actions_of(agent, steps):

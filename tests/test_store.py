@@ -9,10 +9,8 @@ import sqlite3
 import pytest
 from tiny import call, episode
 
-from baar_jax.episode import Call, Task, Usage
+from baar_jax.episode import Call, Usage
 from baar_jax.store import Store
-
-TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
 
 
 @pytest.fixture
@@ -53,12 +51,6 @@ def test_a_key_is_stored_once_and_orders_the_episodes(store):
   assert store.keys("p") == set(keys) and len(store.table()) == 5
 
 
-def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store):
-  for tasks in ([], TASKS[:1], TASKS):
-    store.put_tasks("train", [dataclasses.replace(task, split="dev") for task in tasks])
-    assert store.tasks("train") == tasks and store.tasks("test") == []
-
-
 def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
   store.add(*(episode("t1", "random", n, "SLS"[: n + 1]) for n in range(3)))
   first, last = ("t1", "profile", 0), ("t1", "profile", 2)
@@ -75,44 +67,6 @@ def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
   with contextlib.closing(sqlite3.connect(path)) as db:
     counts = db.execute("SELECT count(*), count(episode) FROM episodes").fetchall()
   assert counts == [(6, 3)]
-  table = store.table(["random(K=4)"])
-  assert (*table.steps, *table.cost_usd) == (1, 3, 1.0, 7.0) and table.reused.all()
-
-
-def test_the_table_has_the_sums_worked_out_by_hand(store):
-  e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
-  small, large = e.steps
-  small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
-  large.calls = [
-    Call(1, Usage(10, 9, 5), 4.0, billed_usd=3.0),
-    call(1, 8.0, kind="retry"),
-  ]
-  large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
-  large.calls += [call(1, 16.0, kind="presumed")]
-  large.router_cost_usd = 0.25
-  e.lost_usd = 32.0
-  e.usd_budget = 64.0
-  store.add(e)
-  store.add(episode("t1", "other"))
-  (row,) = store.table(["cascade"]).to_dict("records")
-  expected = dict(
-    score=0.5,
-    success=False,
-    usd_budget=64.0,
-    steps=2,
-    large_calls=1,
-    cost_usd=5.5,
-    small_usd=1.0,
-    large_usd=3.0,  # as billed
-    proposals_usd=0.5,
-    judge_usd=0.125,
-    retries_usd=8.0 + 32.0,
-    router_usd=0.25,
-    presumed_usd=16.0,
-    spent_usd=4.5 + 0.125 + 8.0 + 16.0 + 32.0,
-  )
-  assert row == row | expected and math.isnan(row["call_budget"])
-  assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
 
 DAMAGE = [

@@ -27,7 +27,8 @@ def table(*episodes):
 def test_recorded_calls_replace_the_dollars_of_episodes():
   first, second = episode(models="SL"), episode(models="SL")
   for e, replayed in ((first, False), (second, True)):  # what is replayed was paid once
-    e.steps[0].calls += [call(2, 0.125, kind="judge"), call(usd=0.5, kind="retry")]
+    retry = dataclasses.replace(call(kind="retry"), billed_usd=0.5)
+    e.steps[0].calls += [call(2, 0.125, kind="judge"), retry]
     e.steps[0].calls.append(call(usd=8.0, kind="presumed"))
     e.steps[1].calls.append(call(0, 0.75, kind="proposal", replayed=replayed))
     e.steps[1].router_cost_usd = 0.25

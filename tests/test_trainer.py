@@ -1,7 +1,6 @@
 """Check gradient steps of micro-batches, and the optimizers' learning rates."""
 
 import math
-import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.learn.batches import SAMPLED, Batch
 from baar_jax.learn.trainer import ShardedRouter, Trainer, sft_optimizer
 from baar_jax.paper.bopo import Learner, RatedEpisode
-from baar_jax.paper.losses import bopo_loss, sft_batch_loss
+from baar_jax.paper.losses import bopo_loss
 from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
@@ -104,19 +103,6 @@ def test_a_step_works_in_the_memory_of_its_arguments():
     memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes // (4 * size) == arrays
     assert memory.temp_size_in_bytes < size
-
-
-def test_no_array_has_both_tokens_and_vocabulary():
-  """Neither pass computes logits of all 340 tokens at any position."""
-  trainer = Trainer(draw_model(), TextEncoder(VIEW), sft_batch_loss, OPTIMIZER)
-  (batch,) = make_batcher(WHOLE).micro_batches(EPISODES)
-  T = batch.inputs.tokens_BxT.shape[1]
-  text = trainer._gradient.lower(trainer.params, batch, trainer.params).as_text()
-  shapes = [{*dims.split("x")} for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
-  with_tokens = [shape for shape in shapes if str(T) in shape]
-  with_vocabulary = [shape for shape in shapes if "340" in shape]
-  assert with_tokens and with_vocabulary
-  assert not any({str(T), str(WHOLE)} & shape for shape in with_vocabulary)
 
 
 def updates_of(optimizer, gradients, value=0.0):

@@ -32,17 +32,15 @@ ROUTER = RouterConfig(
 SHAPE = Qwen2Config(340, 16, 48, 2, 2, 1, 8)
 
 
-def make_tokenizer(models: int = 2) -> tokenizers.ByteLevelBPETokenizer:
-  """Train a byte-level tokenizer of at most 340 tokens, with one for each model."""
-  tokenizer = tokenizers.ByteLevelBPETokenizer()
-  decisions = decision_tokens(models)
-  tokenizer.train_from_iterator(
-    TEXTS, 340, min_frequency=1, show_progress=False, special_tokens=decisions
-  )
-  return tokenizer
-
-
-TOKENIZER = make_tokenizer()
+# A byte-level tokenizer of at most 340 tokens, with one for each model.
+TOKENIZER = tokenizers.ByteLevelBPETokenizer()
+TOKENIZER.train_from_iterator(
+  TEXTS,
+  340,
+  min_frequency=1,
+  show_progress=False,
+  special_tokens=decision_tokens(2),
+)
 
 
 @functools.cache

@@ -72,10 +72,11 @@ class Client:
     """Score a session; return the status."""
     return self.post(f"/v1/sessions/{name}/score", {"score": score}).status_code
 
-  def receive(self, headers=(), **fields):
+  def receive(self, session="s", **fields):
     """Find the purse and the conversation of a chat completion that is not made."""
     body = {"model": "baar", "messages": ASK} | fields
-    call = ClientCall(ClientKey(), FORM, {"x-session-id": "s"} | dict(headers), body)
+    named = {"x-session-id": session} if session else {}
+    call = ClientCall(ClientKey(), FORM, named, body)
     self.http.app.desk.receive(call)
     return call
 

@@ -7,7 +7,6 @@ import socket
 import httpx2
 import openai
 import pytest
-from browser import open_phone
 from endpoint import ASK, REPLY, TOKENS, USD, Client
 from schedules import run_schedules
 
@@ -85,23 +84,6 @@ def test_tool_calls_pass_through_and_become_actions(open_client, upstream):
   assert (episode.task_id, episode.score) == ("tools", 0.5)
   assert episode.spent_usd == pytest.approx(client.session()["spent_usd"])
   assert client.run.store.tasks("train")[0].description == "go out"
-
-
-def test_a_browser_sees_sessions_while_they_run(ask, url):
-  ask()
-  home = url.removesuffix("v1")
-  with open_phone() as (page, errors, requests):
-    page.goto(home)
-    row = page.locator("tr", has=page.locator("a"))
-    assert "small 1" in row.inner_text() and f"${USD:.6f}" in row.inner_text()
-    size = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert size[0] <= size[1]
-    assert page.locator("meta[http-equiv=refresh]").count()
-    ask()
-    page.reload()
-    assert "small 2" in row.inner_text()
-  assert errors == []
-  assert {url for url in requests if not url.startswith("data:")} == {home}
 
 
 def test_the_examples_agent_plays_through_the_endpoint(tmp_path, monkeypatch):

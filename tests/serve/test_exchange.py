@@ -91,21 +91,6 @@ def test_a_server_that_ends_closes_its_connections(tmp_path, upstream):
     assert client.session()["spent_usd"] > 0.0004
 
 
-def test_a_failed_batch_ends_only_the_call_that_ran_it():
-  """The first call decides for all and fails. Then the second decides for both."""
-  picks = iter((0, 2))
-  policy = RulePolicy(PolicySpec("p"), lambda live, spec: (0, 1)[next(picks, 1)])
-  decider = Decider(policy, rows=3)
-  tasks = [Task(name, "test", "go", 9) for name in "abc"]
-  calls = [decider.decide(Live(Job(task, "test", 0))) for task in tasks]
-
-  async def gather():
-    return await asyncio.gather(*calls, return_exceptions=True)
-
-  first, second, third = asyncio.run(gather())
-  assert isinstance(first, IndexError) and (second.model, third.model) == (1, 1)
-
-
 def test_a_cancelled_call_keeps_others_out_until_its_thread_ends():
   begun, goes_on, other = [threading.Event() for _ in range(3)]
   running = []

@@ -13,7 +13,7 @@ import httpx2
 import pandas as pd
 import pytest
 import standin
-from endpoint import ASK, REPLY, Client, assistant, user
+from endpoint import REPLY, Client, assistant, user
 from standin import StandIn
 
 from baar_jax.config import ValueConfig
@@ -318,16 +318,6 @@ def test_collect_keeps_a_session_s_policy_after_a_restart(tmp_path, upstream, tu
       client.chat("s", {"x-baar-conversation": name})
       found = [state["policy"] for state in client.session()["conversations"]]
   assert found == ["always-small"] * 2
-
-
-def test_collect_keeps_the_policy_of_a_session_without_a_name(open_client, turns):
-  client = open_client(policy="collect")
-  names = []
-  for messages in (ASK, ASK, [*ASK, assistant(REPLY), user("on")]):
-    names.append(client.chat("", messages=messages).headers["x-baar-session-id"])
-  policies = [client.session(name)["policy"] for name in names[:2]]
-  assert policies == ["always-small", "always-large"]
-  assert names[2] in names[:2] and len(client.conversations(names[2])) == 1
 
 
 @pytest.mark.parametrize(

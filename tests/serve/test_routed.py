@@ -93,7 +93,7 @@ def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, 
   assert client.chat().status_code == 200
   messages = [*ASK, user(content)]
   for name in ("s", "new"):
-    call = client.receive({"x-session-id": name}, messages=messages, **fields)
+    call = client.receive(name, messages=messages, **fields)
     small = client.exchange.upstreams[0].prepare(call, client.config)
     assert small.prompt_usd >= 1e-6 * tokens
 
@@ -145,24 +145,6 @@ def test_a_session_goes_on_after_a_models_error(
 
 
 @pytest.mark.parametrize(
-  "names, least, most",
-  [(("small", "large"), 40_000, 42_000), (("gpt-4.1-mini", "gpt-4.1"), 10_003, 11_000)],
-)
-def test_models_of_one_tokenizer_share_counts(
-  open_client, upstream, names, least, most
-):
-  """SMALL has read 40,000 characters as 10,003 tokens. LARGE costs $5 a million."""
-  messages = [user("a" * 40_000)]
-  client = open_client(models={"names": names})
-  client.chat(messages=messages)
-  messages += [assistant(REPLY), *ASK]
-  large = client.exchange.upstreams[1].prepare(
-    client.receive(messages=messages), client.config
-  )
-  assert 5e-6 * least < large.prompt_usd < 5e-6 * most
-
-
-@pytest.mark.parametrize(
   "max_usd, fault, limits, status",
   [
     # A model with a window of 8,192 tokens refuses a limit that exceeds it.
@@ -188,12 +170,8 @@ def test_a_limit_that_no_cap_needs_is_not_sent(
 @pytest.mark.parametrize(
   "name, tokens",
   [
-    ("deepseek-v4-pro", 393_216),
     ("deepseek-chat", 64_000),  # Its window, which is the only limit that is known.
-    ("claude-opus-4-6", 128_000),
     ("claude-sonnet-4.5", 64_000),
-    ("claude-haiku-5-5", 128_000),
-    ("gpt-5-pro", 272_000),
     ("gpt-5.1-chat-latest", 16_384),
     ("gpt-4o-2024-05-13", 4096),
     ("a-model-of-nobody", 128_000),

@@ -7,9 +7,6 @@ import tiny
 from recorded import atif, chat, load
 
 from baar_jax.config import ModelsConfig
-from baar_jax.rollout.jobs import ALWAYS_LARGE
-from baar_jax.rollout.policy import Policy
-from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
 from baar_serve import traces
 from baar_serve.config import ServeConfig
@@ -71,20 +68,6 @@ def test_sessions_are_the_trials_that_stages_read(run, task, policy, trials):
   assert [episode.key for episode in run.store.episodes(policy)] == sorted(keys)
 
 
-def test_the_trials_of_clients_are_collected_in_order(run):
-  tasks = [name_task(run.store, name, "", 9) for name in "abc"][::2]
-  jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
-  for name, policy in zip("aaccacca", ["always-small"] * 4 + ["always-large"] * 4):
-    add(run, name, policy)
-  episodes = run.play("", {ALWAYS_LARGE: jobs}, Policy)
-  assert [(e.task_id, e.trial) for e in episodes] == [
-    ("a", 0),
-    ("a", 1),
-    ("c", 0),
-    ("c", 1),
-  ]
-
-
 def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   for _ in range(2):
     load(run, chat())
@@ -97,13 +80,6 @@ def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   # LARGE costs ten times as much.
   assert [step.cost_usd for step in episode.steps] == pytest.approx([100e-6, 1000e-6])
   assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
-
-
-def test_anthropics_usage_counts_cached_tokens_beside_the_input(run):
-  usage = dict(input_tokens=60, cache_read_input_tokens=40, output_tokens=10)
-  load(run, chat(usage=usage))
-  (episode,) = run.store.episodes("stratified(samples=3)")
-  assert episode.steps[0].calls[0].usage == episode.steps[1].calls[0].usage
 
 
 def test_an_atif_trajectory_is_an_episode(run):
