@@ -1,11 +1,10 @@
 """Test the routes: wrong requests, keys, the page and the metrics."""
 
 import functools
-import html
 import json
 import re
 
-from endpoint import ASK, REPLY, USD, assistant, write_keys
+from endpoint import ASK, write_keys
 from prometheus_client import REGISTRY
 
 from baar_serve import request
