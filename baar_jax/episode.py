@@ -6,6 +6,8 @@ which model acts, and the calls of the step are what the decision cost.
 
 import dataclasses
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 # Indices of models by price, the cheapest first. The constant LARGE is right for two
@@ -91,6 +93,27 @@ class Call:
   def spent_usd(self) -> float:
     """Return the dollars that the provider bills."""
     return self.cost_usd if self.billed_usd is None else self.billed_usd
+
+
+@dataclasses.dataclass
+class Cost:
+  """The cost of a call; the caller sets it before the call's reservation closes.
+
+  Attributes:
+    usd: the method's dollars, which the cap of a task counts.
+    billed_usd: the provider's dollars, which the cap of the run counts; None if they
+      are the same.
+  """
+
+  usd: float = 0.0
+  billed_usd: float | None = None
+
+
+# The type of functions reserve(usd, replayed=False). Such a function returns a context
+# manager, which reserves the worst case `usd` of a call in the budgets. When the call
+# has ended, the context manager settles the Cost that the call has set.
+# `rollout.budget.reserve` is one implementation.
+Reserve = Callable[..., AbstractContextManager]
 
 
 @dataclasses.dataclass(frozen=True)

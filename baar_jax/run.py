@@ -19,7 +19,7 @@ from baar_jax.envs import base, engines
 from baar_jax.envs.code.adapter import read_functions, read_recording
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import open_arrays, save_arrays
-from baar_jax.llms.history import NO_ACTION, NO_CODE, Pair, open_conversation
+from baar_jax.llms.history import NO_ACTION, NO_CODE, open_conversation
 from baar_jax.llms.ledger import Calls, read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.provider import check_models
@@ -28,6 +28,7 @@ from baar_jax.mesh import exchange, make_mesh
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, SFT, exploration_specs, stratified_spec
+from baar_jax.rollout.loop import Pair
 from baar_jax.rollout.source import SelfPlay, Stored
 from baar_jax.rollout.specs import (
   UNTRAINED,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from baar_jax.config import Config
 from baar_jax.episode import SPLITS, Episode, Purpose, Task
+from baar_jax.families.rules import RandomSpec
 from baar_jax.rollout.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
@@ -13,7 +14,7 @@ from baar_jax.rollout.jobs import (
   list_profile,
   stratified_spec,
 )
-from baar_jax.rollout.specs import PolicySpec, RandomSpec
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store
 
 # The splits of five successive new tasks of clients. The next five tasks get the same

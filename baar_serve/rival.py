@@ -6,9 +6,10 @@ import re
 import httpx2
 
 from baar_jax.decide import Decider
-from baar_jax.families.rules import RulePolicy, take_large
+from baar_jax.families.rules import take_large
 from baar_jax.llms.prices import list_price, prices_of
 from baar_jax.llms.provider import Endpoint
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run
 from baar_serve.desk import SelectedPolicy

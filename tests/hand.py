@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 from baar_jax.episode import Call, Reply, Step, Task, Usage
 from baar_jax.families.cascade import CascadePolicy
+from baar_jax.families.rules import RandomSpec
 from baar_jax.families.table import FAMILIES
+from baar_jax.rollout.jobs import RankSpec
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import (
   Decision,
   Job,
   Live,
   PolicySpec,
-  RandomSpec,
-  RankSpec,
   SampledSpec,
 )
 

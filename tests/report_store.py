@@ -10,9 +10,10 @@ from tiny import call, episode
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.families.family import RouterSpec
+from baar_jax.families.rules import RandomSpec
 from baar_jax.report.compare import Results
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
-from baar_jax.rollout.specs import Cap, PolicySpec, RandomSpec
+from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.stages.evaluate import load_results
 from baar_jax.store import Store
 from configs.sciworld import ABLATIONS

@@ -4,13 +4,14 @@ import pytest
 import tiny
 
 from baar_jax.config import BaselinesConfig
+from baar_jax.families.rules import RandomSpec
 from baar_jax.families.table import (
   FAMILIES,
   find_uncapped,
   list_specs,
   list_trained,
 )
-from baar_jax.rollout.specs import Cap, RandomSpec
+from baar_jax.rollout.specs import Cap
 
 
 @pytest.fixture

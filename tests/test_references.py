@@ -7,7 +7,7 @@ from baar_jax.episode import Task
 from baar_jax.paper import references
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.report import table
-from baar_jax.rollout.jobs import BOUNDARY_KEYS
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, split_tasks
 
 SMALL, LARGE = BOUNDARY_KEYS
 
@@ -103,9 +103,8 @@ def test_robustness_compares_new_trials(base_trials, repeats, expected):
 
 
 def test_tasks_without_a_profile_are_left_out():
-  profiles = profiles_of(h="0 1", e="1 0")
   tasks = [Task(name, "train", "", 9) for name in ("lost", "h", "e")]
-  assert references.split_by_profile(tasks, profiles) == (tasks[1:2], tasks[2:])
+  assert split_tasks(tasks, {"h": True, "e": False}) == (tasks[1:2], tasks[2:])
 
 
 def test_the_cheapest_episode_by_dollars_calls_steps_and_order():

@@ -7,8 +7,8 @@ import pytest
 import tiny
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.families.rules import RulePolicy
 from baar_jax.rollout import jobs
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from examples.sandbox import Sandbox

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from baar_jax.config import Config
 from baar_jax.envs.base import ERROR_WORDS
@@ -14,36 +14,27 @@ from baar_jax.rollout.jobs import (
   ALWAYS_SMALL,
   FIRST_LARGE,
   RANDOM,
+  RankSpec,
   list_ranks,
 )
-from baar_jax.rollout.policy import Policy
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import (
-  Decision,
   Live,
   PolicySpec,
-  RandomSpec,
-  RankSpec,
   SampledSpec,
 )
 from baar_jax.run import RouterFiles
 
 
-class RulePolicy(Policy):
-  """Choose a model by a rule, a function of the episode and the policy's parameters."""
+@dataclasses.dataclass(frozen=True)
+class RandomSpec(PolicySpec):
+  """A policy that calls LARGE at random.
 
-  def __init__(self, spec: PolicySpec, rule: Callable[[Live, PolicySpec], int]):
-    """Make a policy from its specification and a rule.
+  Attributes:
+    p: the probability of a model costlier than SMALL.
+  """
 
-    Args:
-      spec: the policy's specification.
-      rule: function of an episode and the specification; returns a model's index.
-    """
-    super().__init__(spec)
-    self._rule = rule
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Choose the model of each episode by the rule."""
-    return [Decision(self._rule(live, self.spec)) for live in ready]
+  p: float
 
 
 def take_small(live: Live, spec: PolicySpec) -> int:

@@ -10,9 +10,9 @@ import pandas as pd
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Key, Task
 from baar_jax.families.family import Lesson, RouterFamily, divide
-from baar_jax.families.rules import RulePolicy
 from baar_jax.learn.batches import Labels
 from baar_jax.rollout.jobs import Plan, list_ranked_trials
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.run import RouterFiles, Run, load_profiles
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from baar_jax.config import Config, RouterConfig
-from baar_jax.episode import SMALL, Reply, Task
+from baar_jax.episode import SMALL, Reply, Reserve, Task
 from baar_jax.families.family import Family, play_each
-from baar_jax.llms.history import Agent, Reserve
+from baar_jax.llms.history import Agent
 from baar_jax.rollout.policy import Move, Policy, StepContext
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
 from baar_jax.router.view import View, make_byte_tokenizer

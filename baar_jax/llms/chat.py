@@ -26,8 +26,8 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Task, Usage
-from baar_jax.llms.history import Agent, Messages, NoAnswer, Reserve
+from baar_jax.episode import Call, Reply, Reserve, Task, Usage
+from baar_jax.llms.history import Agent, Messages, NoAnswer
 from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, PricedModel
 from baar_jax.llms.provider import (

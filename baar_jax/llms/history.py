@@ -9,11 +9,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
 from baar_jax.episode import SMALL, Reply, Step, Task
 
 Messages = list[dict[str, str]]
@@ -295,27 +292,6 @@ class NoAnswer(RuntimeError):
   """Report that every attempt at a call failed; the episode ends in an error."""
 
 
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call; the caller sets it before the call's reservation closes.
-
-  Attributes:
-    usd: the method's dollars, which the cap of a task counts.
-    billed_usd: the provider's dollars, which the cap of the run counts; None if they
-      are the same.
-  """
-
-  usd: float = 0.0
-  billed_usd: float | None = None
-
-
-# The type of functions reserve(usd, replayed=False). Such a function returns a context
-# manager, which reserves the worst case `usd` of a call in the budgets. When the call
-# has ended, the context manager settles the Cost that the call has set.
-# `rollout.budget.reserve` is one implementation.
-Reserve = Callable[..., AbstractContextManager]
-
-
 class Agent(Protocol):
   """One model during one episode.
 
@@ -343,41 +319,6 @@ class Agent(Protocol):
       BudgetSpent: the call does not fit the episode's budget.
       CapReached: the call does not fit the run's budget.
     """
-
-
-class Pair(Protocol):
-  """Two or more models to route between, the cheapest first."""
-
-  names: tuple[str, ...]
-
-  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
-    """Start one agent for each model in an episode.
-
-    Args:
-      env: the environment of the episode.
-      task: the task of the episode.
-      seed: the seed of the episode.
-      reserve: reserves the agents' calls in the budgets.
-    """
-
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
-    """Prepare the judge, the model that a zero-shot router asks.
-
-    Args:
-      config: the configuration of this model.
-
-    Returns:
-      A function that starts an agent for a task, a seed and the episode's `reserve`.
-
-    Raises:
-      ValueError: the model has no price.
-    """
-
-  def stop(self) -> None:
-    """Stop all calls: cancel the calls in flight, and make no further attempts."""
-
-  def close(self) -> None:
-    """Close connections and files."""
 
 
 def open_conversation(

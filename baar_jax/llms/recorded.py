@@ -12,8 +12,8 @@ from baar_jax.envs.code.adapter import (
   hash_functions,
   read_recording,
 )
-from baar_jax.episode import Reply, Task
-from baar_jax.llms.history import Agent, Messages, Reserve
+from baar_jax.episode import Reply, Reserve, Task
+from baar_jax.llms.history import Agent, Messages
 from baar_jax.llms.prices import open_billing
 from baar_jax.llms.scripted import Account
 

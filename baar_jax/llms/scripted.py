@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import ERROR_WORDS, Env, Errors, Lapse, Oracle
-from baar_jax.episode import SMALL, Call, Reply, Task
-from baar_jax.llms.history import Agent, Messages, Reserve, write_reply
+from baar_jax.episode import SMALL, Call, Reply, Reserve, Task
+from baar_jax.llms.history import Agent, Messages, write_reply
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
   STEP_S,

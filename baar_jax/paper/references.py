@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import Episode
 from baar_jax.llms.prices import TINY_USD
 from baar_jax.paper import rewards
-from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL, ProfiledTasks
+from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,23 +99,6 @@ def mean_large_usd(profiles: Iterable[Profile]) -> float:
   For the value heads and vanilla RL, this is one normalised dollar (our choice).
   """
   return max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
-
-
-def split_by_profile(
-  tasks: Sequence[Task], profiles: Mapping[str, Profile]
-) -> ProfiledTasks:
-  """Split tasks into hard tasks and others; leave out tasks without a profile.
-
-  Args:
-    tasks: the tasks to split.
-    profiles: profiles by task id.
-  """
-  split = ProfiledTasks([], [])
-  for task in tasks:
-    if task.id in profiles:
-      pool = split.hard if profiles[task.id].hard else split.rest
-      pool.append(task)
-  return split
 
 
 def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:

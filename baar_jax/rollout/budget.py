@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from baar_jax.episode import SMALL, Step
-from baar_jax.llms.history import Cost
+from baar_jax.episode import SMALL, Cost, Step
 
 
 class BudgetSpent(RuntimeError):

@@ -1,5 +1,6 @@
 """Declare the episodes that each stage plays, for the stages and for the dry run."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.policy import Build
-from baar_jax.rollout.specs import Job, PolicySpec, RankSpec, RolloutSpec, SampledSpec
+from baar_jax.rollout.specs import Job, PolicySpec, RolloutSpec, SampledSpec
 
 SFT = "sft"
 BOPO = "bopo"
@@ -32,6 +33,17 @@ Play = Callable[[str, Plan, Build], list[Episode]]
 Rollouts = tuple[RolloutSpec, Sequence[Job]]
 
 
+@dataclasses.dataclass(frozen=True)
+class RankSpec(PolicySpec):
+  """A policy in which one model always acts.
+
+  Attributes:
+    rank: the rank of the model, from 1.
+  """
+
+  rank: int
+
+
 class ProfiledTasks(NamedTuple):
   """Separate the hard tasks of one or more splits from the rest.
 
@@ -42,6 +54,21 @@ class ProfiledTasks(NamedTuple):
 
   hard: Sequence[Task]
   rest: Sequence[Task]
+
+
+def split_tasks(tasks: Iterable[Task], is_hard: Mapping[str, bool]) -> ProfiledTasks:
+  """Split tasks into hard tasks and others.
+
+  Args:
+    tasks: the tasks to split.
+    is_hard: whether a task is hard, by its id; tasks that it lacks are left out.
+  """
+  split = ProfiledTasks([], [])
+  for task in tasks:
+    if task.id in is_hard:
+      pool = split.hard if is_hard[task.id] else split.rest
+      pool.append(task)
+  return split
 
 
 def list_profile(config: Config, tasks: Iterable[Task]) -> Plan:

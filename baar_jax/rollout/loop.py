@@ -9,15 +9,16 @@ import dataclasses
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Step
+from baar_jax.episode import Episode, Reserve, Step, Task
 from baar_jax.llms.history import (
   NO_ACTION,
   NO_CODE,
+  Agent,
   NoAnswer,
-  Pair,
   extend,
   open_conversation,
   parse_action,
@@ -100,6 +101,41 @@ class InThisThread(Executor):
     function(*args)
 
 
+class Pair(Protocol):
+  """Two or more models to route between, the cheapest first."""
+
+  names: tuple[str, ...]
+
+  def start(self, env: Env, task: Task, seed: int, reserve: Reserve) -> Sequence[Agent]:
+    """Start one agent for each model in an episode.
+
+    Args:
+      env: the environment of the episode.
+      task: the task of the episode.
+      seed: the seed of the episode.
+      reserve: reserves the agents' calls in the budgets.
+    """
+
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Reserve], Agent]:
+    """Prepare the judge, the model that a zero-shot router asks.
+
+    Args:
+      config: the configuration of this model.
+
+    Returns:
+      A function that starts an agent for a task, a seed and the episode's `reserve`.
+
+    Raises:
+      ValueError: the model has no price.
+    """
+
+  def stop(self) -> None:
+    """Stop all calls: cancel the calls in flight, and make no further attempts."""
+
+  def close(self) -> None:
+    """Close connections and files."""
+
+
 def run_episodes(
   trials: Iterable[Trial],
   pair: Pair,
@@ -128,9 +164,8 @@ def run_episodes(
     CapReached: a call does not fit `run_budget`. All calls in flight have ended.
     ValueError: `max_failures` attempts at episodes in a row have failed.
   """
-  # By trial, purpose and task: the first trial of each task comes before the second one
-  # of any task. Policies that play the same jobs take turns, so that the servers of all
-  # their models are in use.
+  # By trial, then by task, so that all tasks are begun early. Policies that play the
+  # same jobs take turns, so that the servers of all their models are in use.
   waiting = sorted(trials, key=lambda trial: trial.job.key[::-1])
   arrivals: Arrivals = queue.SimpleQueue()
   workers = _open_workers(envs)

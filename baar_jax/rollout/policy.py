@@ -249,3 +249,21 @@ def play_step(
 
 # A function that makes a policy from its specification.
 Build = Callable[[PolicySpec], Policy]
+
+
+class RulePolicy(Policy):
+  """Choose a model by a rule, a function of the episode and the policy's parameters."""
+
+  def __init__(self, spec: PolicySpec, rule: Callable[[Live, PolicySpec], int]):
+    """Make a policy from its specification and a rule.
+
+    Args:
+      spec: the policy's specification.
+      rule: function of an episode and the specification; returns a model's index.
+    """
+    super().__init__(spec)
+    self._rule = rule
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Choose the model of each episode by the rule."""
+    return [Decision(self._rule(live, self.spec)) for live in ready]

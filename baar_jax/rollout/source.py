@@ -16,11 +16,10 @@ from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode
-from baar_jax.llms.history import Pair
 from baar_jax.llms.prices import format_usd
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, Plan, list_evaluation
-from baar_jax.rollout.loop import Failure, Trial, run_episodes
+from baar_jax.rollout.loop import Failure, Pair, Trial, run_episodes
 from baar_jax.rollout.policy import Build
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store

@@ -105,28 +105,6 @@ class PolicySpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomSpec(PolicySpec):
-  """A policy that calls LARGE at random.
-
-  Attributes:
-    p: the probability of a model costlier than SMALL.
-  """
-
-  p: float
-
-
-@dataclasses.dataclass(frozen=True)
-class RankSpec(PolicySpec):
-  """A policy in which one model always acts.
-
-  Attributes:
-    rank: the rank of the model, from 1.
-  """
-
-  rank: int
-
-
-@dataclasses.dataclass(frozen=True)
 class SampledSpec(PolicySpec):
   """A policy that follows sampling plans; see `take_sampled` in families/rules.py.
 

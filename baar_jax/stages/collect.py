@@ -8,7 +8,6 @@ from baar_jax.episode import SMALL
 from baar_jax.families.family import load_router
 from baar_jax.families.table import open_with
 from baar_jax.mesh import exchange
-from baar_jax.paper.references import split_by_profile
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import ALWAYS_LARGE, BOPO, SFT
 from baar_jax.router.inputs import learn_vocabulary
@@ -95,7 +94,8 @@ def references(run: Run) -> None:
   config = run.config
   profiles = load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
-  tasks = split_by_profile(learning, profiles)
+  is_hard = {id_: profile.hard for id_, profile in profiles.items()}
+  tasks = jobs.split_tasks(learning, is_hard)
   run.play("references", jobs.list_references(config, tasks), open_with(run.files()))
   trajectories = load_references(run.store, config, profiles)
   update_vocabulary(run)

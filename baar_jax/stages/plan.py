@@ -12,7 +12,6 @@ from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.families.table import list_specs, list_trained
 from baar_jax.families.zero_shot import ZeroShotSpec
 from baar_jax.llms.prices import format_usd, prices_of
-from baar_jax.paper.references import split_by_profile
 from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOUNDARIES, Plan, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
@@ -218,7 +217,8 @@ def split_tasks(
   learning = tasks["train"] + tasks["dev"]
   if store.finished("profile"):
     profiles = load_profiles(store, config, "train", "dev")
-    return split_by_profile(learning, profiles)
+    is_hard = {id_: profile.hard for id_, profile in profiles.items()}
+    return jobs.split_tasks(learning, is_hard)
   hard = []
   for split in ("train", "dev"):
     hard += tasks[split][: round(HARD_TASKS * len(tasks[split]))]

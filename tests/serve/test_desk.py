@@ -10,7 +10,7 @@ from standin_forms import Reply
 
 from baar_jax import Router
 from baar_jax.conditioned.policy import ConditionedSpec
-from baar_jax.families.rules import RulePolicy
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Decision, PolicySpec
 
 

@@ -13,8 +13,8 @@ from endpoint import ASK, REPLY, Client, assistant, user
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Step, Task
-from baar_jax.families.rules import RulePolicy
 from baar_jax.llms.ledger import FAILED
+from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.call import ClientCall
 from baar_serve.exchange import Delivery
