@@ -27,8 +27,9 @@ BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, {} {}"
-# Version of the store's format (SQLite's user_version). It rises when a column, a field
-# of a stored record or the form of a policy's key is renamed. Other files are refused.
+# Version of a run's files (SQLite's user_version). It rises when a column, a field of a
+# stored record, the form of a policy's key, the vocabulary or the value heads change.
+# Other files are refused.
 VERSION = 7
 OTHER_VERSION = (
   "{} was made by an older or a newer version of this program: choose another run"
@@ -477,7 +478,8 @@ def read_run(directory: Path) -> Config:
   """Read the configuration of a run's directory, which must have one.
 
   Raises:
-    ValueError: the directory has no configuration, or `read_config` raises.
+    ValueError: the directory has no configuration, its store has another version, or
+      `read_config` raises.
   """
   config = read_config(directory)
   if not config:
@@ -485,4 +487,10 @@ def read_run(directory: Path) -> Config:
       f"{directory} is no directory of a run: it has no config.json; "
       "give the directory <runs>/<name> of a run"
     )
+  path = directory / "episodes.sqlite"
+  with path.open("rb") as file:
+    # SQLite's header has user_version at byte 60; it is 0 while only the log has it.
+    version = int.from_bytes(file.read(64)[60:], "big")
+  if version not in (0, VERSION):
+    raise ValueError(OTHER_VERSION.format(path))
   return config

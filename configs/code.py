@@ -8,7 +8,7 @@ from configs import quickstart
 
 
 def get_config() -> config.Config:
-  """Return the configuration; the trainings are those of the default run."""
+  """Return the configuration; its trainings are those of configs/quickstart.py."""
   c = quickstart.get_config()
   c.name = "code"
   c.env = config.EnvConfig(

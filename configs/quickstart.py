@@ -12,7 +12,7 @@ def get_config() -> config.Config:
   c.env = config.EnvConfig(train_tasks=68, dev_tasks=40, test_tasks=80)
   # None of these 80 test tasks is one of configs/reproduce.py:sciworld.
   c.env.options["skip_test_variations"] = 50
-  # Fewer episodes than the paper's, to save time; see docs/evaluation.md.
+  # Fewer episodes than the paper's, to save time.
   c.profile.trials = 3
   c.references.samples = 8
   c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))

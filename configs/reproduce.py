@@ -81,7 +81,7 @@ def get_config(setting: str = "") -> config.Config:
       repeats._replace(count=4),
     )
   if setting == "sciworld":
-    # No published table has any of these 100 test tasks, nor has the default run.
+    # No published table has any of these 100 test tasks, nor has configs/quickstart.py.
     c.env.options["skip_test_variations"] = 72
     c.references = config.ReferencesConfig(samples=8)
   return c

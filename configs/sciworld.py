@@ -8,7 +8,7 @@ The models are scripted. Settings:
 
 docs/evaluation.md and the docstrings name where the :paper settings depart from the
 paper. Its ScienceWorld tasks are AgentGym's, whose lists have to be downloaded and
-named: env.options.train_ids and env.options.test_ids (docs/environments.md). Without
+named: env.options.train_ids and env.options.test_ids (docs/reproduce.md). Without
 them, the same number of tasks of AgentGym's types comes from the engine's own splits.
 """
 

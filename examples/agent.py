@@ -7,8 +7,9 @@ The command starts `python -m baar_serve.learn` with this file as the agent, whi
 on. The agent uses OpenAI's Python client.
 
 The upstream models are scripted models behind a small server on this machine, so no key
-is needed. They know the games' solutions, and err at the rates of the default run's
-SMALL and LARGE. The same server has the games, so each agent's process starts at once.
+is needed. They know the games' solutions, and err at the rates of SMALL and LARGE in
+configs/quickstart.py. The same server has the games, so each agent's process starts at
+once.
 """
 
 import dataclasses

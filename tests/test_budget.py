@@ -23,9 +23,10 @@ def test_calls_are_reserved_then_settled():
   # A call that brought no reply is given back.
   budget.settle(second, small)
   assert budget.remaining == 1
-  budget.settle(budget.reserve(larger), larger)
-  assert budget.remaining == 0 and budget.reserve(large) is None
-  assert CallBudget(None).allows(large) and CallBudget(None).remaining == math.inf
+  budget.reserve(larger)
+  with pytest.raises(ValueError, match="No LARGE call remains of 2"):
+    budget.reserve(large)
+  assert CallBudget(None).remaining == math.inf
 
 
 def test_dollars_are_reserved_then_settled():

@@ -20,6 +20,7 @@ def test_heads_and_vocabulary_are_read_as_stored_or_damage_is_noticed(tmp_path):
   files = RouterFiles(tmp_path, Config(), mesh=None)
   episodes = [episode("a", models="SLS")]
   vocabulary = learn_vocabulary(TASKS, episodes)
+  assert (vocabulary.opening_tokens, vocabulary.reply_tokens) == (10, 1)
   states = read_states(follow_episodes(vocabulary, TASKS, episodes))
   features = states.features_NxD.shape[1]
   # 26 facts, 48 of offers and 48 directions of words.

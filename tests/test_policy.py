@@ -177,11 +177,11 @@ def test_heads_read_the_cap_and_the_cost_weight(
 ):
   """The picked model has probability 1. At the end the reader forgets the episode."""
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
-  billing = Billing(prices, (CacheRule(1, 1, 1000.0),) * 3)
+  billing = Mock(wraps=Billing(prices, (CacheRule(1, 1, 1000.0),) * 3))
   values = ValueFunction(None, [0.5, 0.25], billing)
   states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
   reader = Mock(**{"read.return_value": states})
-  reader.vocabulary = Mock(opening_tokens=100, reply_tokens=0)
+  reader.vocabulary = Mock(opening_tokens=100, reply_tokens=7)
   estimate = Mock(return_value=(None, np.array([[0.1, 0.1, 0.2]])))
   monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
   spec = ConditionedSpec(
@@ -193,6 +193,7 @@ def test_heads_read_the_cap_and_the_cost_weight(
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
   live.observation = "x" * 400
   (decision,) = policy.choose([live])
+  assert billing.forecast_calls.call_args.args[1:] == (100, 7)
   assert (decision.model, decision.logp, *decision.p_A) == (2, 0.0, 0, 0, 1)
   policy.finish(live)
   reader.forget.assert_called_once_with(live)

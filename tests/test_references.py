@@ -3,11 +3,10 @@
 import pytest
 import tiny
 
-from baar_jax.episode import Task
 from baar_jax.paper import references
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.report import table
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, split_tasks
+from baar_jax.rollout.jobs import BOUNDARY_KEYS
 
 SMALL, LARGE = BOUNDARY_KEYS
 
@@ -100,11 +99,6 @@ NEW = profiles_of(
 def test_robustness_compares_new_trials(base_trials, repeats, expected):
   rows = table.measure_robustness(BASE, base_trials, repeats)
   assert [list(row.values()) for row in rows] == expected
-
-
-def test_tasks_without_a_profile_are_left_out():
-  tasks = [Task(name, "train", "", 9) for name in ("lost", "h", "e")]
-  assert split_tasks(tasks, {"h": True, "e": False}) == (tasks[1:2], tasks[2:])
 
 
 def test_the_cheapest_episode_by_dollars_calls_steps_and_order():

@@ -84,7 +84,7 @@ def estimate_each(
 
   Args:
     heads: an ensemble, or one head without the axis E. NumPy arrays give NumPy arrays.
-    features_NxD: the features of the decisions' states.
+    features_NxD: the standardised features of the decisions' states.
     terms_NxT: the result of `describe`.
 
   Returns:

@@ -1,7 +1,7 @@
 """Train a router by vanilla RL, the rival without boundaries (DAPO, Yu et al. 2025).
 
 The paper's vanilla RL has no profile, no references and no anchor. So it starts from
-the router before BoSFT, and takes as many gradient steps as BoPO.
+the router before BoSFT, and takes at most as many gradient steps as BoPO.
 
 Its episodes wait until they are a full batch, so the router that learns from them may
 no longer be the one that sampled them. Therefore its loss has the ratios to the sampled

@@ -126,12 +126,26 @@ class DollarBudget:
       return self._limit - self._settled - sum(self._reserved.values())
 
 
-class CallBudget(DollarBudget):
+class CallBudget:
   """A budget of calls of models costlier than SMALL (paper: K of the hard budget).
 
-  It counts a call of SMALL as 0 and any other as 1, where the budget in dollars counts
-  dollars.
+  As in the budget in dollars, a call is reserved before it is made, and settled after
+  it. An episode makes one call after another, so nothing waits here.
+
+  Attributes:
+    limit: the most calls of models costlier than SMALL; None is no cap.
+    remaining: the number of calls that are still free to reserve; infinite without a
+      cap.
   """
+
+  def __init__(self, limit: int | None):
+    """Start a budget of which nothing is used.
+
+    Args:
+      limit: the most calls of models costlier than SMALL; None is no cap.
+    """
+    self.limit = limit
+    self.remaining = math.inf if limit is None else limit
 
   def allows(self, model: int) -> bool:
     """Tell whether a call of the model fits the budget.
@@ -140,24 +154,31 @@ class CallBudget(DollarBudget):
     paper prints "cost >= remaining" instead. That formula would forbid the last call of
     a budget, but the paper's own tables report the last call as used.
     """
-    return super().allows(model != SMALL)
+    return model == SMALL or self.remaining >= 1
 
-  def reserve(self, model: int) -> object | None:
+  def reserve(self, model: int) -> int:
     """Reserve a call of a model.
 
     Returns:
-      The reservation; None if the call does not fit.
-    """
-    return super().reserve(model != SMALL)
+      The reservation: the calls that it takes, 0 for SMALL and 1 for any other model.
 
-  def settle(self, reservation: object, model: int) -> None:
+    Raises:
+      ValueError: the call does not fit.
+    """
+    if not self.allows(model):
+      raise ValueError(f"No LARGE call remains of {self.limit}. Call SMALL instead.")
+    calls = int(model != SMALL)
+    self.remaining -= calls
+    return calls
+
+  def settle(self, reservation: int, model: int) -> None:
     """Close a call's reservation.
 
     Args:
       reservation: the result of `reserve`.
       model: index of the model that replied; SMALL if the call brought no reply.
     """
-    super().settle(reservation, model != SMALL)
+    self.remaining += reservation - int(model != SMALL)
 
 
 @contextlib.contextmanager

@@ -201,7 +201,7 @@ def track(tracker: "Tracker", steps: Sequence[Step]) -> Iterator[Step]:
 def follow_episodes(
   vocabulary: Vocabulary, tasks: Mapping[str, Task], episodes: Iterable[Episode]
 ) -> Iterator["Tracker"]:
-  """Yield a tracker at each decision of episodes.
+  """Yield a tracker at each decision of episodes; it changes with the next one.
 
   Args:
     vocabulary: the statistics that facts, offers and words need.

@@ -1,4 +1,4 @@
-"""Test the endpoint over a socket: OpenAI's client, a browser, the example, kills."""
+"""Test the endpoint over a socket: OpenAI's client, the example, kills."""
 
 import contextlib
 import functools
