@@ -56,7 +56,9 @@ class ProfiledTasks(NamedTuple):
   rest: Sequence[Task]
 
 
-def split_tasks(tasks: Iterable[Task], is_hard: Mapping[str, bool]) -> ProfiledTasks:
+def split_by_difficulty(
+  tasks: Iterable[Task], is_hard: Mapping[str, bool]
+) -> ProfiledTasks:
   """Split tasks into hard tasks and others.
 
   Args:

@@ -95,7 +95,7 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
   is_hard = {id_: profile.hard for id_, profile in profiles.items()}
-  tasks = jobs.split_tasks(learning, is_hard)
+  tasks = jobs.split_by_difficulty(learning, is_hard)
   run.play("references", jobs.list_references(config, tasks), open_with(run.files()))
   trajectories = load_references(run.store, config, profiles)
   update_vocabulary(run)

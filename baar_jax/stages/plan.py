@@ -218,8 +218,10 @@ def split_tasks(
   if store.finished("profile"):
     profiles = load_profiles(store, config, "train", "dev")
     is_hard = {id_: profile.hard for id_, profile in profiles.items()}
-    return jobs.split_tasks(learning, is_hard)
-  hard = []
-  for split in ("train", "dev"):
-    hard += tasks[split][: round(HARD_TASKS * len(tasks[split]))]
-  return ProfiledTasks(hard, [task for task in learning if task not in hard])
+  else:
+    is_hard = {}
+    for split in ("train", "dev"):
+      count = round(HARD_TASKS * len(tasks[split]))
+      for place, task in enumerate(tasks[split]):
+        is_hard[task.id] = place < count
+  return jobs.split_by_difficulty(learning, is_hard)
