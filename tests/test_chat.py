@@ -135,8 +135,8 @@ def test_a_failed_attempt_is_billed_and_repeated(
   refuse = lambda h, *_: h.send(200, b'{"error": "try again"}')  # noqa: E731
   monkeypatch.setitem(FAULTS, "error_of_200", refuse)
   server.fault = [fault]
-  server.stall_s = 1.2
-  pair = connect(timeout_s=0.4 if fault in LATE else 5.0)
+  server.stall_s = 4.5
+  pair = connect(timeout_s=1.5 if fault in LATE else 15.0)
   reply = ask(pair)
   retry = ("retry", REPLY_USD)
   presumed = ("presumed", BOUND_USD)
