@@ -4,6 +4,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
+import qwen2_checkpoint as hf
 from safetensors.numpy import save_file
 
 from baar_jax.config import RouterConfig
@@ -18,7 +19,6 @@ from baar_jax.router.weights import (
   check_directory,
   check_pretrained,
 )
-from tools import qwen2_checkpoint as hf
 
 SHAPE = hf.SHAPES["grouped"]
 

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import qwen2_checkpoint as hf
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from safetensors.numpy import load_file
 
 from baar_jax.config import RouterConfig
 from baar_jax.router.view import read_tokenizer
 from baar_jax.router.weights import check_pretrained
-from tools import qwen2_checkpoint as hf
 from tools.convert_gguf import FIELDS, convert
 
 SHAPE = hf.SHAPES["grouped"] | {"hidden_size": 96, "intermediate_size": 64}

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import program
+import qwen2_checkpoint as hf
 from flax import nnx
 from program import finish, interrupt, rows, updates
 
@@ -20,7 +21,6 @@ from baar_jax.mesh import one_device
 from baar_jax.router.view import View, read_tokenizer
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import RouterFiles
-from tools import qwen2_checkpoint as hf
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 start = partial(program.start, config="tests/steady_adam.py")

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwen2_checkpoint as hf
 from golden import make_qwen2
 
 from baar_jax.router.weights import load_qwen2
-from tools import qwen2_checkpoint as hf
 
 
 @jax.jit

@@ -11,6 +11,7 @@ import time
 
 import program
 import pytest
+import qwen2_checkpoint as hf
 import tiny
 from absl import flags
 from standin import FAULTS, Lockpick, StandIn
@@ -18,7 +19,6 @@ from standin import FAULTS, Lockpick, StandIn
 import main
 from baar_jax.llms import provider
 from baar_jax.llms.ledger import read_spent
-from tools import qwen2_checkpoint as hf
 
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwen2_checkpoint as hf
 from flax import nnx
 from golden import make_rows
 from safetensors.numpy import load_file, save_file
@@ -25,7 +26,6 @@ from baar_jax.router.view import (
   read_tokenizer,
 )
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
-from tools import qwen2_checkpoint as hf
 
 # With 6 heads of 10 numbers and a width of 48, no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}

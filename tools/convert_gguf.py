@@ -15,11 +15,11 @@ import tokenizers
 from absl import app, flags
 from gguf import MODEL_ARCH, GGUFReader, TokenType, dequantize, get_tensor_name_map
 from safetensors.numpy import save_file
+from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from baar_jax.flags import fail
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.weights import expected_tensors
-from tools.qwen2_checkpoint import set_rules
 
 LAYERS = flags.DEFINE_integer("layers", None, "Layers to keep.", 1)
 TOKENS = flags.DEFINE_integer("tokens", None, "Tokens to keep, beside special ones.", 1)
@@ -37,6 +37,12 @@ FIELDS = {
 TABLES = "token_embd.weight", "output.weight"  # the embedding, and that of the output
 # Two tables that were quantised apart differ by less than this share of their size.
 SAME_TABLE = 0.2
+# The regular expression by which Qwen2's tokenizer splits a text into words, and the
+# special tokens after its other tokens.
+WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def convert(
@@ -123,6 +129,15 @@ def make_tokenizer(fields: dict, rows: list[int]) -> tokenizers.Tokenizer:
   set_rules(tokenizer)
   tokenizer.add_special_tokens([texts[row] for row in rows[len(ordinary) :]])
   return tokenizer
+
+
+def set_rules(tokenizer: tokenizers.Tokenizer) -> None:
+  """Give a tokenizer Qwen2's rules before and after its merges."""
+  tokenizer.normalizer = tokenizers.normalizers.NFC()
+  split = Split(tokenizers.Regex(WORDS), "isolated")
+  as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
 
 
 def main(words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Compute qwen2.npz: outputs of transformers' Qwen2 for tools/qwen2_checkpoint.py.
+"""Compute qwen2.npz: outputs of transformers' Qwen2 for tests/qwen2_checkpoint.py.
 
   cd tests && PYTHONPATH=.. python -m golden.make_qwen2
 
@@ -10,10 +10,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import qwen2_checkpoint as hf
 
-from tools import qwen2_checkpoint as hf
-
-# For each shape of tools/qwen2_checkpoint.py: the rows and tokens of its batch, and the positions whose
+# For each shape of tests/qwen2_checkpoint.py: the rows and tokens of its batch, and the positions whose
 # outputs are stored.
 CASES = {
   "grouped": ((2, 24), (0, 1, 9, 23)),

@@ -1,7 +1,8 @@
-"""Write Hugging Face directories of a Qwen2 with random weights, without baar_jax.
+"""Write Hugging Face directories of a Qwen2 with random weights.
 
 Tensors have the names and shapes of transformers' Qwen2ForCausalLM. config.json has the
-fields of Qwen2.5's. The numbers of a tensor depend only on its name and shape.
+fields of Qwen2.5's. The numbers of a tensor depend only on its name and shape. Nothing
+of baar_jax computes them.
 """
 
 import json
@@ -14,8 +15,10 @@ import ml_dtypes
 import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
-from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
+
+from tools.convert_gguf import set_rules
 
 
 class Tensor(NamedTuple):
@@ -80,12 +83,6 @@ CONFIG = {
   "sliding_window": 32_768,
   "use_sliding_window": False,
 }
-# The regular expression by which Qwen2's tokenizer splits a text into words, and the
-# special tokens after its other tokens.
-WORDS = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ti", "va", "SA", "LL", "TA", "big")
 
@@ -176,12 +173,3 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   tokenizer.add_special_tokens(list(SPECIAL))
   assert tokenizer.get_vocab_size() == tokens
   tokenizer.save(str(directory / "tokenizer.json"))
-
-
-def set_rules(tokenizer: tokenizers.Tokenizer) -> None:
-  """Give a tokenizer Qwen2's rules before and after its merges."""
-  tokenizer.normalizer = tokenizers.normalizers.NFC()
-  split = Split(tokenizers.Regex(WORDS), "isolated")
-  as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
