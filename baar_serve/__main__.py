@@ -3,7 +3,6 @@
 python -m baar_serve --config.name=try --config.router=runs/code
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baar_jax.decide import open_router
 from baar_jax.families.table import FAMILIES
@@ -35,9 +33,6 @@ from baar_serve.sessions import Sessions
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
 GRACE_S = 1
-# Limits on the headers of a request: seconds until they have arrived, and bytes.
-HEADERS_S = 10.0
-MOST_HEADER_BYTES = 2**19
 # Most open connections of clients; further ones get HTTP 503.
 MOST_CONNECTIONS = 2000
 
@@ -78,7 +73,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
   """Make the server of an application."""
   config = uvicorn.Config(
     app,
-    http=Connection,
+    http="httptools",
     log_level="warning",
     limit_concurrency=MOST_CONNECTIONS,
     timeout_graceful_shutdown=GRACE_S,
@@ -86,47 +81,6 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
     ws="none",
   )
   return uvicorn.Server(config)
-
-
-class Connection(HttpToolsProtocol):
-  """A client's connection, with limits on the time and the bytes of headers.
-
-  Attributes:
-    timer: ends the connection if the headers of a request are late; None after them.
-    size: the number of bytes that have come since the limits began.
-  """
-
-  timer: asyncio.TimerHandle | None = None
-  size = 0
-
-  def await_headers(self) -> None:
-    """Begin the limits of a request, unless they have begun."""
-    if self.timer is None:
-      self.timer = self.loop.call_later(HEADERS_S, self.transport.close)
-      self.size = 0
-
-  def connection_made(self, transport: asyncio.Transport) -> None:
-    """Await the first request."""
-    super().connection_made(transport)
-    self.await_headers()
-
-  def on_message_begin(self) -> None:
-    """Begin to read a request."""
-    super().on_message_begin()
-    self.await_headers()
-
-  def on_headers_complete(self) -> None:
-    """End the limits, and begin to answer the request."""
-    self.timer.cancel()
-    self.timer = None
-    super().on_headers_complete()
-
-  def data_received(self, data: bytes) -> None:
-    """Read data; refuse a request whose headers are too long."""
-    super().data_received(data)
-    self.size += len(data)
-    if self.timer and self.size > MOST_HEADER_BYTES:
-      self.send_400_response("The headers are too long.")
 
 
 def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:

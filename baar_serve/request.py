@@ -1,6 +1,5 @@
 """Read a client's request: its names, caps and model name, and its messages."""
 
-import asyncio
 import dataclasses
 import json
 import re
@@ -27,8 +26,6 @@ Id = Annotated[
   str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
 ]
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
-# Seconds within which a request's body must arrive.
-BODY_S = 60.0
 # The most bytes of a request's body.
 MOST_BYTES = 64 * 2**20
 # Headers of a client that go on to the upstream model.
@@ -223,16 +220,10 @@ async def read_body(request: Request) -> dict:
     # other types need no such question, so only JSON is accepted.
     raise Refusal(415, "Send the body as JSON, with content-type: application/json.")
   body = bytearray()
-  try:
-    async with asyncio.timeout(BODY_S):
-      async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-          raise Refusal(413, "The body is too large. Send a smaller one.")
-  except TimeoutError:
-    raise Refusal(
-      408, f"The body took longer than {BODY_S:g} seconds. Send the call again."
-    ) from None
+  async for chunk in request.stream():
+    body += chunk
+    if len(body) > MOST_BYTES:
+      raise Refusal(413, "The body is too large. Send a smaller one.")
   fields = read_json(body)
   if fields is None:
     raise Refusal(400, "The body cannot be read. Send a JSON object.")

@@ -24,7 +24,6 @@ from baar_serve.app import App
 from baar_serve.forms import FORMS
 from baar_serve.request import (
   ClientKey,
-  read_body,
   read_history,
 )
 from baar_serve.routed import RoutedCall
@@ -64,14 +63,6 @@ def make_request() -> Request:
   message = {"type": "http.request", "body": b"{}"}
   scope = dict(type="http", path="/", headers=headers)
   return Request(scope, mock.AsyncMock(return_value=message))
-
-
-def read_late(tmp: Path) -> None:
-  """Read a body that takes too long."""
-  request = make_request()
-  request._receive = lambda: asyncio.sleep(1)
-  with mock.patch("baar_serve.request.BODY_S", 0.01):
-    asyncio.run(read_body(request))
 
 
 def read_messages(tmp: Path, value: object, path: str) -> None:
@@ -142,7 +133,6 @@ CASES = [
     "The task was scored during this call. Send the call of the next task.",
     use(score_while_deciding),
   ),
-  ("The body took longer than 0.01 seconds. Send the call again.", read_late),
   (
     "Calls in flight reserve what is left of a cap. Send the call again.",
     use(decide_beside_another_session, models={"timeout_s": 0.01}),

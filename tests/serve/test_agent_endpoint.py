@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import socket
 
 import httpx2
 import openai
@@ -11,7 +10,6 @@ from endpoint import ASK, REPLY, TOKENS, USD, Client
 from schedules import run_schedules
 
 from baar_jax.episode import Task
-from baar_serve import __main__ as serve
 from baar_serve.desk import SelectedPolicy
 from baar_serve.learn import serving
 from examples import agent, corridor
@@ -109,42 +107,6 @@ def test_the_examples_agent_plays_through_the_endpoint(tmp_path, monkeypatch):
   )
   actions = [step.action for step in episode.steps]
   assert actions and all(action.startswith("open ") for action in actions)
-
-
-LINES = "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 5\r\n"
-LOCAL = "host: localhost\r\n"
-
-
-def connect(url):
-  """Connect to a server."""
-  port = int(url.removesuffix("/v1").rpartition(":")[2])
-  return socket.create_connection(("127.0.0.1", port), timeout=10)
-
-
-def send(connection, text):
-  """Send a text, and read to the end of the connection."""
-  with contextlib.suppress(ConnectionError):
-    connection.sendall(text.encode())
-    return connection.makefile("rb").read()
-
-
-def test_long_headers_end_their_connection(url, monkeypatch):
-  monkeypatch.setattr(serve, "HEADERS_S", 60)
-  with connect(url) as connection:
-    answer = send(connection, LINES + LOCAL + "x: " + "a" * 2**21)
-  assert not answer or answer.startswith(b"HTTP/1.1 400")
-
-
-def test_late_headers_end_their_connection(url, monkeypatch):
-  """The first request of a connection has as much time as the next one."""
-  monkeypatch.setattr(serve, "HEADERS_S", 0.05)
-  for text in ("", LINES + LOCAL):
-    with connect(url) as connection:
-      assert send(connection, text) == b""
-  with connect(url) as connection:
-    connection.sendall(f"GET /health HTTP/1.1\r\n{LOCAL}\r\n".encode())
-    assert connection.recv(9000).endswith(b'{"status":"ok"}')
-    assert send(connection, LINES + LOCAL) == b""
 
 
 def test_random_schedules_never_count_less_than_the_bill(tmp_path):
