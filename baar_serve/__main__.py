@@ -101,7 +101,7 @@ def open_policies(config: ServeConfig, run: Run) -> dict[str, Policy]:
   if is_collecting:
     # A session gets another policy in its place; see plan.py.
     policies[COLLECT] = policies["random"]
-  if config.policy == ROUTER or config.shadow or (is_collecting and has_router(run)):
+  if config.policy == ROUTER or (is_collecting and has_router(run)):
     source = find_router_files(config.router, files)
     policies[ROUTER] = open_router(source)
   for policy in policies.values():

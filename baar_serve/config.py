@@ -78,7 +78,6 @@ class ServeConfig:
     port: Port to listen on; 0 takes any free port.
     policy: Policy that decides for the model name "baar". "router" is the trained
       router, "collect" for each session the policy that the run still needs.
-    shadow: Whether the trained router decides beside the policy, without acting.
     router: Directory of the run whose trained router decides; "" is this run.
     max_usd: Default cap on a session's US dollars, which a client can only lower; None
       is no cap.
@@ -115,7 +114,6 @@ class ServeConfig:
   policy: str = Field(
     "router", pattern="^(router|small|large|random|stratified|collect)$"
   )
-  shadow: bool = False
   router: str = ""
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)

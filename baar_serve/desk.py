@@ -320,7 +320,6 @@ class Desk:
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
-        marks["routed otherwise"] += step["router"] not in (None, step["model"])
       marks["foreign history"] += conversation["is_foreign"]
       if conversation["score"] is not None:
         score = conversation["score"]
@@ -382,8 +381,7 @@ class Desk:
     steps = []
     for record in conversation.records:
       step = record.step
-      router = dict(enumerate(names)).get(record.shadow)
-      fields = dict(model=names[step.model], router=router, cost_usd=step.spent_usd)
+      fields = dict(model=names[step.model], cost_usd=step.spent_usd)
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(step.calls[-1].usage))

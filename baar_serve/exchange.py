@@ -23,7 +23,7 @@ from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session
 from baar_serve.forms import responses
 from baar_serve.records import Purse
-from baar_serve.request import END, ROUTER, Refusal, SessionScore
+from baar_serve.request import END, Refusal, SessionScore
 from baar_serve.routed import (
   ADDED_S,
   FOREIGN_HISTORIES,
@@ -288,17 +288,11 @@ class Exchange:
     conversation = call.conversation
     models = await self.budgets.find_affordable(call)
     decision = Decision(models[0])
-    shadows = []
     if conversation:
       async with conversation.deciding:
         if len(models) > 1:
-          live = self._make_live(call)
-          rules = [conversation.state.rule]
-          if self.config.shadow and rules != [ROUTER]:
-            rules.append(ROUTER)
-          decision, *shadows = await asyncio.gather(
-            *[self.deciders[rule].decide(live) for rule in rules]
-          )
+          decider = self.deciders[conversation.state.rule]
+          decision = await decider.decide(self._make_live(call))
         # Other calls may have spent dollars since.
         models = await self.budgets.find_affordable(call)
       if conversation.score is not None:
@@ -306,11 +300,10 @@ class Exchange:
           409, "The task was scored during this call. Send the call of the next task."
         )
       decision = decision.within(models)
-      shadows = [shadow.within(models).model for shadow in shadows]
     ADDED_S.observe(time.monotonic() - call.start_s)
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
-    return RoutedCall(call, self.budgets, step, *shadows)
+    return RoutedCall(call, self.budgets, step)
 
   def _make_live(self, call: ClientCall) -> Live:
     """Make the live episode of a call's conversation, from which its policy decides."""

@@ -60,7 +60,6 @@ class Record:
     bound_tokens: an upper bound on the prompt tokens of a call that offered tools; 0 of
       another one.
     number: the number of the attempt that completed the step.
-    shadow: the model that the router would have chosen; None if it was not asked.
   """
 
   step: Step
@@ -69,7 +68,6 @@ class Record:
   atoms: list[str]
   bound_tokens: int = 0
   number: int = 0
-  shadow: int | None = None
 
 
 RECORD = TypeAdapter(Record)

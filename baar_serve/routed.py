@@ -166,8 +166,6 @@ class RoutedCall:
 
   Attributes:
     step: the conversation's next step; `step.model` is the chosen model.
-    shadow: the model that the router would have chosen; None without
-      `--config.shadow`.
     last_attempt: the newest attempt; None before the first.
     usd: US dollars of all attempts; None until the reply is booked.
     answer: the whole answer, as far as it is known.
@@ -176,7 +174,6 @@ class RoutedCall:
   call: ClientCall
   budgets: Budgets
   step: Step
-  shadow: int | None = None
   last_attempt: Attempt | None = None
   usd: float | None = None
   answer: dict = dataclasses.field(default_factory=dict)
@@ -356,6 +353,5 @@ class RoutedCall:
         cache,
         atoms,
         call.bound_tokens * bool(call.body.get("tools")),
-        shadow=self.shadow,
       )
     self.end(outcome, billed, record)

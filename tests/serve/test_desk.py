@@ -232,17 +232,6 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
 
 
-def test_a_shadow_decides_beside_the_policy_without_a_call(routed, upstream):
-  client = routed(policy="small", shadow=True)
-  router = client.exchange.deciders["router"].policy
-  router.choose = lambda lives: [Decision(1) for _ in lives]
-  assert client.chat().json()["model"] == "small"
-  (step,) = client.session()["steps"]
-  assert (step["model"], step["router"]) == ("small", "large")
-  assert len(upstream.seen) == 1
-  assert "1 routed otherwise" in client.http.get("/").text
-
-
 def test_decisions_read_the_scores_of_earlier_steps(routed, monkeypatch):
   client = routed()
   scores = []
