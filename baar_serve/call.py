@@ -28,12 +28,6 @@ LAST_NOTE = (
   "(The budget of this task ends with your next reply. Call no tool: hand back what "
   "there is.)"
 )
-# The warning to a client that may have rewritten the replies of this server.
-FOREIGN = (
-  "None of the replies in this history is of this server, so a new conversation began, "
-  "with a cap of its own if the session has no name. Name the session in the base URL "
-  "(/s/NAME/v1), and the conversation in the header x-baar-conversation."
-)
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,7 +47,6 @@ class ClientCall:
     purse: the purse that pays.
     conversation: the conversation; None for a side call, which is no step.
     call_s: seconds from the conversation's first call to this one.
-    is_foreign: whether the call begins a conversation with replies of another server.
     prompt: the body with what the model is told of the caps.
     note: what it is told; "" is nothing.
     bound_tokens: an upper bound on the tokens of the prompt.
@@ -115,11 +108,8 @@ class ClientCall:
     self.purse = purse
     self.conversation = conversation
     self.call_s = 0.0
-    self.is_foreign = False
     if conversation:
-      state = conversation.state
-      self.call_s = time.time() - state.began_s
-      self.is_foreign = state.is_foreign and not conversation.records
+      self.call_s = time.time() - conversation.state.began_s
     self.prompt = self.body
     self.note = ""
     self.bound_tokens = bound_tokens(self.body)
@@ -194,6 +184,5 @@ class ClientCall:
         "session-usd": purse.dollars.settled_usd,
         "left-usd": left.usd,
         "left-large-calls": left.calls,
-        "warning": FOREIGN if self.is_foreign else None,
       }
     )

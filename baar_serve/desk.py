@@ -17,7 +17,6 @@ from baar_serve.config import ServeConfig
 from baar_serve.records import Conversation, Purse, State
 from baar_serve.request import (
   ClientHistory,
-  ClientKey,
   Refusal,
   find_lowest,
   hash_prefix,
@@ -141,7 +140,6 @@ class Desk:
         opening=history.opening,
         began_s=time.time(),
         program=call.headers.get("user-agent", "").partition(" ")[0][:80],
-        is_foreign=self._is_foreign(key, history),
       )
       conversation = self._sessions.begin_conversation(
         purse, fields.conversation, state
@@ -210,7 +208,7 @@ class Desk:
         fields.conversation,
       )
     elif purse or not fields.session:
-      candidates = self._sessions.find_matches(call.key.name, purse, atoms, place, 0.0)
+      candidates = self._sessions.find_matches(call.key.name, purse, atoms, place)
       if purse and not candidates:
         for found in self._sessions.list_conversations(
           "purse = ? AND name = '' AND changed_s > 0", purse.id
@@ -249,12 +247,6 @@ class Desk:
         -found.changed_s,
       )
     return max(ranks, key=ranks.get, default=None)
-
-  def _is_foreign(self, key: ClientKey, history: ClientHistory) -> bool:
-    """Tell whether a new conversation has replies, none of which this server gave."""
-    return bool(history.atoms) and not self._sessions.find_matches(
-      key.name, None, history.atoms, 0, -2.0
-    )
 
   def _is_side_call(self, purse: Purse, call: ClientCall) -> bool:
     """Tell whether a call is a title, a summary or the like, beside the work.
@@ -320,7 +312,6 @@ class Desk:
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
-      marks["foreign history"] += conversation["is_foreign"]
       if conversation["score"] is not None:
         score = conversation["score"]
     # The last one is the oldest, which has the session's task.

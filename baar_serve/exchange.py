@@ -26,7 +26,6 @@ from baar_serve.records import Purse
 from baar_serve.request import END, Refusal, SessionScore
 from baar_serve.routed import (
   ADDED_S,
-  FOREIGN_HISTORIES,
   Budgets,
   RoutedCall,
 )
@@ -198,7 +197,6 @@ class Exchange:
       call.place(failed.call.history, failed.call.purse, failed.call.conversation)
     else:
       receive(call)
-      FOREIGN_HISTORIES.inc(call.is_foreign)
     call.purse.callers += 1
     delivery = Delivery(call)
     # The newest place is the last one.

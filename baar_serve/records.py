@@ -86,7 +86,6 @@ class State:
     opening: a hash of the task's text.
     began_s: when the first call came, in seconds since 1970.
     program: the client's program, as its header user-agent names it.
-    is_foreign: whether the first call had replies, none of which this server gave.
   """
 
   rule: str
@@ -97,7 +96,6 @@ class State:
   opening: str
   began_s: float
   program: str = ""
-  is_foreign: bool = False
 
 
 STATE = TypeAdapter(State)

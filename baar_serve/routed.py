@@ -36,10 +36,6 @@ DOLLARS = prometheus.Gauge(
   "baar_usd_total", "US dollars; unknown costs at their worst case.", LABELS
 )
 REFUSALS = prometheus.Counter("baar_refusals", "Refused requests.", ["code"])
-FOREIGN_HISTORIES = prometheus.Counter(
-  "baar_foreign_histories",
-  "Conversations begun with replies that this server did not give.",
-)
 ADDED_S = prometheus.Histogram("baar_added_seconds", "Seconds to a decision.")
 
 

@@ -236,9 +236,8 @@ class Sessions:
     purse: Purse | None,
     atoms: Sequence[str],
     place: int,
-    since_s: float,
   ) -> list[Conversation]:
-    """Find the conversations that gave most of a call's last replies.
+    """Find the open conversations that gave most of a call's last replies.
 
     Of equal ones, these are the longest that are not ahead of the call, then those
     without a refusal, then those that have waited longest, but not too long.
@@ -248,8 +247,6 @@ class Sessions:
       purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
       place: the number of these replies.
-      since_s: only conversations whose last call came later; 0 leaves out those that
-        are over.
     """
     newest = atoms[-NEWEST_ATOMS:]
     select = (
@@ -258,7 +255,7 @@ class Sessions:
       "JOIN conversations ON conversations.id = conversation "
       "JOIN purses ON purses.id = purse "
       f"WHERE atom IN ({', '.join('?' * len(newest))}) "
-      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > ? "
+      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > 0 "
       "GROUP BY 1 ORDER BY count(DISTINCT atom) DESC, steps > ?, steps DESC, "
       "EXISTS (SELECT 1 FROM refusals WHERE refusals.purse = purses.id), "
       "conversations.changed_s < ?, conversations.changed_s LIMIT ?"
@@ -269,7 +266,6 @@ class Sessions:
       *newest,
       client,
       purse and purse.id,
-      since_s,
       place,
       time.time() - LONGEST_WAIT_S,
       MOST_MATCHES,

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 from endpoint import ASK, REPLY, USD, Client, assistant, user, write_keys
-from prometheus_client import REGISTRY
 from standin_forms import Reply
 
 from baar_jax import Router
@@ -130,17 +129,6 @@ def test_a_task_that_ended_long_ago_does_not_go_on(client):
   client.chat("", messages=[*ASK, assistant(REPLY), *ASK])
   found = sessions.list_conversations("id > 0")
   assert [len(conversation.records) for conversation in found] == [2, 1]
-
-
-@pytest.mark.parametrize("reply, is_foreign", [("Rewritten.", True), (REPLY, False)])
-def test_a_history_without_our_replies_is_marked(client, reply, is_foreign):
-  before = REGISTRY.get_sample_value("baar_foreign_histories_total")
-  for messages in (ASK, [*ASK, assistant(reply), *ASK]):
-    answer = client.chat("", messages=messages)
-  assert ("/s/NAME/v1" in answer.headers.get("x-baar-warning", "")) == is_foreign
-  after = REGISTRY.get_sample_value("baar_foreign_histories_total")
-  assert after - before == is_foreign
-  assert ("1 foreign history" in client.http.get("/").text) == is_foreign
 
 
 def test_small_models_of_agents_stand_for_small(open_client):
