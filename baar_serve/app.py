@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import jinja2
-import prometheus_client as prometheus
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -39,7 +38,6 @@ from baar_serve.request import (
   StrictRecord,
   read_body,
 )
-from baar_serve.routed import CALLS, DOLLARS, REFUSALS
 
 # Most sessions in a list.
 MOST_SESSIONS = 100
@@ -95,7 +93,6 @@ class App(Starlette):
       "POST /v1/sessions/{id:path}/score": self._score_session,
       "GET /v1/sessions/{id:path}": self._show_session,
       "PATCH /v1/sessions/{id:path}": self._change_session,
-      "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
       "GET /sessions/{id:path}": self._show_page,
     }
@@ -125,7 +122,6 @@ class App(Starlette):
       try:
         return await handle(request, self._check_client(request))
       except Refusal as error:
-        REFUSALS.labels(error.code).inc()
         refusal = error
       except sqlite3.OperationalError as error:
         refusal = Refusal(
@@ -226,7 +222,8 @@ class App(Starlette):
     Raises:
       Refusal: the client is no operator.
     """
-    check_operator(key)
+    if not key.operator:
+      raise Refusal(403, "Only an operator's key may do this. Ask the operator.")
     purse = self._find_purse(request, key)
     old = dict(max_usd=purse.cap.usd, max_large_calls=purse.cap.calls)
     new = Caps.read(old | await read_body(request))
@@ -275,21 +272,6 @@ class App(Starlette):
     """Refuse a WebSocket, so that Codex sends its calls as requests at once."""
     raise Refusal(426, "This server has no WebSockets. Send POST /v1/responses.")
 
-  async def _show_metrics(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the attempts at model calls and their dollars, for Prometheus.
-
-    Raises:
-      Refusal: the client is no operator.
-    """
-    check_operator(key)
-    select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
-    for model, outcome, count, usd in self.exchange.sessions.read(select):
-      labels = (self.exchange.config.models.names[model], outcome)
-      CALLS.labels(*labels).set(count)
-      DOLLARS.labels(*labels).set(usd)
-    text = prometheus.generate_latest()
-    return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
-
   async def _show_page(self, request: Request, key: ClientKey) -> Response:
     """Respond with the HTML page of the newest sessions, or of the one in the path."""
     exchange = self.exchange
@@ -329,12 +311,6 @@ class App(Starlette):
 def find_client(request: Request, key: ClientKey) -> str | None:
   """Return the name of the client whose sessions are asked for; None is all."""
   return request.query_params.get("client") if key.operator else key.name
-
-
-def check_operator(key: ClientKey) -> None:
-  """Refuse a client that is no operator."""
-  if not key.operator:
-    raise Refusal(403, "Only an operator's key may do this. Ask the operator.")
 
 
 def respond_error(refusal: Refusal, request: Request) -> Response:

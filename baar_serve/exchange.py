@@ -7,7 +7,6 @@ import random
 import re
 import sqlite3
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from baar_jax.decide import Decider
@@ -24,11 +23,7 @@ from baar_serve.episodes import add_session
 from baar_serve.forms import responses
 from baar_serve.records import Purse
 from baar_serve.request import END, Refusal, SessionScore
-from baar_serve.routed import (
-  ADDED_S,
-  Budgets,
-  RoutedCall,
-)
+from baar_serve.routed import Budgets, RoutedCall
 from baar_serve.sessions import Sessions
 from baar_serve.upstream import Upstream
 
@@ -298,7 +293,6 @@ class Exchange:
           409, "The task was scored during this call. Send the call of the next task."
         )
       decision = decision.within(models)
-    ADDED_S.observe(time.monotonic() - call.start_s)
     observation = call.history.observations[-1] * self.config.record_text
     step = decision.make_step(observation, started_s=call.call_s)
     return RoutedCall(call, self.budgets, step)

@@ -68,7 +68,6 @@ class Refusal(ValueError):
 
   Attributes:
     status: the HTTP status.
-    code: the `error.code` of the body.
     error: the error of the answer's JSON body.
     headers: headers of the answer, such as the session's name.
   """
@@ -94,8 +93,8 @@ class Refusal(ValueError):
     """
     super().__init__(message)
     self.status = status
-    self.code = code or kind
-    self.error = dict(message=message, type=kind, param=None, code=self.code, **fields)
+    code = code or kind
+    self.error = dict(message=message, type=kind, param=None, code=code, **fields)
 
 
 class StrictRecord(BaseModel):

@@ -7,8 +7,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-import prometheus_client as prometheus
-
 from baar_jax.episode import Call, Step
 from baar_jax.llms.history import write_action
 from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY
@@ -28,15 +26,6 @@ from baar_serve.request import (
 )
 from baar_serve.sessions import Sessions
 from baar_serve.upstream import MALFORMED, Offer, Upstream
-
-# The ledger counts these two, also the attempts of earlier processes.
-LABELS = ("model", "outcome")
-CALLS = prometheus.Gauge("baar_calls_total", "Attempts at model calls.", LABELS)
-DOLLARS = prometheus.Gauge(
-  "baar_usd_total", "US dollars; unknown costs at their worst case.", LABELS
-)
-REFUSALS = prometheus.Counter("baar_refusals", "Refused requests.", ["code"])
-ADDED_S = prometheus.Histogram("baar_added_seconds", "Seconds to a decision.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -119,7 +119,7 @@ def decide_alone(**arguments: float) -> None:
 CASES = [
   (
     "Only an operator's key may do this. Ask the operator.",
-    handle_request(App._show_metrics),
+    handle_request(App._change_session),
   ),
   (
     "This server refuses speed, ... Leave it out, and send all messages.",
