@@ -117,8 +117,8 @@ class AnswerMeter(Meter):
   def bill(self, price: Price, worst_case_usd: float, most_tokens: int = 0) -> Bill:
     """Compute the dollars of the answer.
 
-    An impossible usage costs the worst case, or more if its counts can mean more. A
-    higher cost that the provider states counts as it is.
+    An impossible usage costs the worst case. A higher cost that the provider states
+    counts as it is.
 
     Args:
       price: the price of the model that answered.
@@ -138,7 +138,7 @@ class AnswerMeter(Meter):
         problem = "All choices are cut, and the usage does not count them all."
     except ValueError as error:
       usage = NO_USAGE
-      usd = max(worst_case_usd, self._most_usd(price))
+      usd = worst_case_usd
       problem = str(error)
     usd *= math.prod(self.multiples.values())
     if usd > worst_case_usd * (1 + ROUNDING):
@@ -147,13 +147,3 @@ class AnswerMeter(Meter):
       problem = f"The prices give ${usd:.6f}. Correct --config.models.prices."
       usd = self.cost_usd
     return Bill(usage, usd, problem)
-
-  def _most_usd(self, price: Price) -> float:
-    """Compute the most dollars that the counts, or those of the parts, can mean."""
-    count = self.counts.get
-    written = max(count("written", 0), count("minutes", 0) + count("hour", 0))
-    prompt = max(count("prompt", 0), count("cached", 0) + written)
-    rest = count("total", 0) - prompt
-    completion = max(count("completion", 0), count("reasoning", 0), rest)
-    parts_usd = sum(part._most_usd(price) for _, part in self.parts)
-    return max(parts_usd, price.worst_case_usd(prompt, completion))
