@@ -95,8 +95,6 @@ class ServeConfig:
       needs them.
     aliases: Pairs of a pattern of model names that clients send, and the name that
       takes its place.
-    outcome: Command with which `python -m baar_serve.learn` scores a session; it gets
-      the session's name, and prints the score.
     keys: TOML file of clients' keys; baar_serve/README.md has its form.
     max_sessions: Number of sessions for which the router's KV cache has room.
     traces: File or directory that `python -m baar_serve.traces` reads.
@@ -124,7 +122,6 @@ class ServeConfig:
   max_reply_tokens: int | None = Field(None, gt=0, le=10_000_000)
   record_text: bool = False
   aliases: tuple[tuple[str, str], ...] = ALIASES
-  outcome: str = ""
   keys: str = ""
   max_sessions: int = positive(256, 100_000)
   traces: str = ""

@@ -242,7 +242,7 @@ def play_all(
           f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
         )
       try:
-        costs_usd.append(play_session(config, run, url, agent, need))
+        costs_usd.append(play_session(run, url, agent, need))
       finally:
         if answering and answering.problem:
           raise ValueError(answering.problem)
@@ -252,9 +252,7 @@ def play_all(
       bar.update()
 
 
-def play_session(
-  config: ServeConfig, run: Run, url: str, agent: AgentCommand, need: Need
-) -> float:
+def play_session(run: Run, url: str, agent: AgentCommand, need: Need) -> float:
   """Play a session by the agent's command, and send its score to the endpoint.
 
   Args:
@@ -300,9 +298,6 @@ def play_session(
       f"it. The agent's exit status is {code}; see {path}. Then run the same command "
       "again."
     )
-  if config.outcome:
-    outcome = [*shlex.split(config.outcome), name]
-    text = subprocess.run(outcome, stdout=subprocess.PIPE, text=True).stdout
   try:
     body = {"score": float(text), "task": need.task.id}
   except ValueError:
