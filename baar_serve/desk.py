@@ -139,7 +139,6 @@ class Desk:
         description=history.task * self._config.record_text,
         opening=history.opening,
         began_s=time.time(),
-        program=call.headers.get("user-agent", "").partition(" ")[0][:80],
       )
       conversation = self._sessions.begin_conversation(
         purse, fields.conversation, state
@@ -304,11 +303,8 @@ class Desk:
     """Return a session as a row of the page."""
     session = self.describe(purse)
     models = collections.Counter()
-    marks = collections.Counter(refused=session["refusals"])
-    marks["failed"] = len(session["failures"])
-    marks["in flight"] = session["in_flight"]
     score = None
-    conversation = dict(description="side calls", program="")
+    conversation = dict(description="side calls")
     for conversation in session["conversations"]:
       for step in conversation["steps"]:
         models[step["model"]] += 1
@@ -323,8 +319,9 @@ class Desk:
       score=score,
       usd=session["spent_usd"],
       cap_usd=session["usd_limit"],
-      marks=", ".join(f"{count} {name}" for name, count in marks.items() if count),
-      program=conversation["program"],
+      refused=session["refusals"],
+      failed=len(session["failures"]),
+      in_flight=session["in_flight"],
       client=purse.client,
       changed_s=purse.changed_s,
     )

@@ -85,7 +85,6 @@ class State:
     description: the task's text; "" unless texts are recorded.
     opening: a hash of the task's text.
     began_s: when the first call came, in seconds since 1970.
-    program: the client's program, as its header user-agent names it.
   """
 
   rule: str
@@ -95,7 +94,6 @@ class State:
   description: str
   opening: str
   began_s: float
-  program: str = ""
 
 
 STATE = TypeAdapter(State)
