@@ -32,7 +32,6 @@ from baar_serve.forms.wire import WireForm
 from baar_serve.records import Purse
 from baar_serve.request import (
   ClientKey,
-  ListQuery,
   Refusal,
   SessionScore,
   StrictRecord,
@@ -232,23 +231,15 @@ class App(Starlette):
     return JSONResponse(self.desk.describe(purse))
 
   async def _list_sessions(self, request: Request, key: ClientKey) -> Response:
-    """Respond with the client's sessions, the newest first, in pages."""
-    purses = self._list_newest(request, key)[:MOST_SESSIONS]
+    """Respond with the client's sessions, the newest first."""
+    purses = self._list_newest(request, key)
     return JSONResponse(dict(object="list", data=[*map(self.desk.describe, purses)]))
 
   def _list_newest(self, request: Request, key: ClientKey) -> list[Purse]:
-    """List the client's sessions that a query asks for, the newest first.
-
-    After MOST_SESSIONS, one more tells that there are older ones.
-    """
-    query = ListQuery.read(dict(request.query_params))
-    client = find_client(request, key)
-    condition = (
-      "changed_s < ? AND client = ifnull(?, client) AND instr(name, ?) > 0 "
-      "ORDER BY changed_s DESC LIMIT ?"
-    )
-    values = (query.before_s, client, query.name, MOST_SESSIONS + 1)
-    return self.exchange.sessions.list_purses(condition, *values)
+    """List the client's newest sessions, perhaps those with a part of a name."""
+    condition = "client = ifnull(?, client) AND instr(name, ?) > 0 ORDER BY changed_s DESC LIMIT ?"
+    values = (find_client(request, key), request.query_params.get("name", ""))
+    return self.exchange.sessions.list_purses(condition, *values, MOST_SESSIONS)
 
   async def _list_models(self, request: Request, key: ClientKey) -> Response:
     """Respond with the model names that clients may send, in all forms at once."""
@@ -279,13 +270,11 @@ class App(Starlette):
       purse = self._find_purse(request, key)
       fields = dict(session=self.desk.describe(purse, has_texts=True))
     else:
-      purses = self._list_newest(request, key)
       minute = time.time() // 60
       fields = dict(
         totals=self._list_totals(find_client(request, key), minute),
         changes=sum((found.list_changes() for found in exchange.upstreams), []),
-        rows=[*map(self.desk.summarize, purses[:MOST_SESSIONS])],
-        older=purses[MOST_SESSIONS:] and purses[MOST_SESSIONS - 1].changed_s,
+        rows=[*map(self.desk.summarize, self._list_newest(request, key))],
       )
     page = PAGE.render(
       fields,

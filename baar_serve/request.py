@@ -196,18 +196,6 @@ class SessionScore(StrictRecord):
   conversation: int | None = Field(None, ge=1, lt=2**63)
 
 
-class ListQuery(StrictRecord):
-  """The filters of a list of sessions.
-
-  Attributes:
-    name: a part of the session's name.
-    before_s: only sessions that changed before this time, in seconds since 1970.
-  """
-
-  name: str = ""
-  before_s: float = Field(1e12, strict=False)
-
-
 async def read_body(request: Request) -> dict:
   """Read a request's body, which must be a JSON object.
 
