@@ -23,7 +23,7 @@ from baar_jax.store import read_run, require_file
 from baar_serve.again import find_candidate
 from baar_serve.app import LOCAL, App
 from baar_serve.config import ServeConfig, open_run, run_command
-from baar_serve.desk import COLLECT, NAME
+from baar_serve.desk import COLLECT
 from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.plan import assign, has_router
@@ -58,11 +58,9 @@ def serve(config: ServeConfig) -> None:
     # among it.
     gc.collect()
     gc.freeze()
-    ready = f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
-    weight = app.desk.policies[NAME].cost_weight
-    if weight is not None:
-      ready += f" The model name {NAME} stands for {NAME}:cost_weight={weight:g}."
-    run.print(ready)
+    run.print(
+      f"Serving {config.policy} at {address}/v1. {address}/ shows the sessions."
+    )
     # A call in flight needs two open files, its client's and its model's connection.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

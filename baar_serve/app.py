@@ -237,7 +237,10 @@ class App(Starlette):
 
   def _list_newest(self, request: Request, key: ClientKey) -> list[Purse]:
     """List the client's newest sessions, perhaps those with a part of a name."""
-    condition = "client = ifnull(?, client) AND instr(name, ?) > 0 ORDER BY changed_s DESC LIMIT ?"
+    condition = (
+      "client = ifnull(?, client) AND instr(name, ?) > 0 "
+      "ORDER BY changed_s DESC LIMIT ?"
+    )
     values = (find_client(request, key), request.query_params.get("name", ""))
     return self.exchange.sessions.list_purses(condition, *values, MOST_SESSIONS)
 

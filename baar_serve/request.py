@@ -20,8 +20,6 @@ from baar_serve.forms.wire import WireForm
 ROUTER = "router"
 # The pattern of a cap on LARGE calls in a model name, such as "baar:K=5".
 CALL_CAP = re.compile(r":K=(\d{1,9})(?![^:])")
-# The cost weight in a model name, such as "baar:cost_weight=0.50".
-COST_WEIGHT = re.compile(r"(?<=:cost_weight=)\d{1,9}(\.\d+)?(?![^:])")
 Id = Annotated[
   str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
 ]
@@ -154,9 +152,8 @@ class CallFields(StrictRecord):
 
   @property
   def model_name(self) -> str:
-    """Return the field `model` without its caps, with the shortest cost weight."""
-    name = CALL_CAP.sub("", self.model)
-    return COST_WEIGHT.sub(lambda found: f"{float(found[0]):g}", name)
+    """Return the field `model` without its caps."""
+    return CALL_CAP.sub("", self.model)
 
   @property
   def large_calls(self) -> int | None:

@@ -428,11 +428,6 @@ class Upstream(PricedModel):
       or f"The model {self.name} {outcome.problem}. Send the call again. "
       "If this error repeats, check --config.models of this server."
     )
-    if outcome.is_overflow and self.limits.context_tokens == math.inf:
-      message += (
-        f". Set --config.models.context_tokens of this server to the window of "
-        f"{self.name}."
-      )
     refusal = Refusal(
       status, message, outcome.type or "upstream_error", outcome.code or None
     )

@@ -211,7 +211,7 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   client = routed()
   names = "baar:cost_weight=0.5", "baar:cost_weight=0.1", "baar"
   models = []
-  for name in (*names, "baar:K=5:cost_weight=0.50"):
+  for name in (*names, "baar:K=5:cost_weight=0.5"):
     models.append(client.chat(name, model=name).json()["model"])
   assert models == ["small", "large", "small", "small"]
   assert client.session(name)["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
