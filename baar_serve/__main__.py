@@ -28,7 +28,6 @@ from baar_serve.episodes import client_specs
 from baar_serve.exchange import Exchange
 from baar_serve.plan import assign, has_router
 from baar_serve.request import ROUTER, ClientKey
-from baar_serve.sessions import Sessions
 
 # Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
 # longer is cancelled, and counts at its worst case.
@@ -155,10 +154,9 @@ def build(config: ServeConfig, run: Run) -> App:
       f"Serving at {config.host} needs a key, which clients must send. Set "
       "--config.keys to a file of keys."
     )
-  sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
   is_collecting = config.policy == COLLECT
   deciding = find_candidate(run) if is_collecting else run
-  exchange = Exchange(config, run, sessions, open_policies(config, deciding))
+  exchange = Exchange(config, run, open_policies(config, deciding))
   app = App(exchange, keys)
   if is_collecting:
     app.desk.assign = functools.partial(assign, deciding)

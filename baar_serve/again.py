@@ -4,20 +4,13 @@ import copy
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 from baar_jax.config import ValueConfig
 from baar_jax.rollout.jobs import ALWAYS_LARGE
-from baar_jax.run import VOCABULARY, Run
+from baar_jax.run import Run
 from baar_serve.plan import list_router_specs
+from baar_serve.routers import AGAIN, CONFIG, OLDER, exchange_routers
 from baar_serve.verdict import compare, find_default
-
-# The directories of the new router until the verdict, and of the one before.
-AGAIN = "again"
-OLDER = "older"
-CONFIG = "config.json"
-# What belongs to a router in the directory of its run.
-FILES = (CONFIG, VOCABULARY, "checkpoints")
 
 
 def find_candidate(run: Run) -> Run:
@@ -73,9 +66,7 @@ def settle(run: Run, candidate: Run) -> str:
   data = compare(run, find_default(candidate), find_default(run))
   is_no_worse = (data.gain.mean, data.other_usd) >= (0, data.usd)
   if is_no_worse:
-    shutil.rmtree(run.dir / OLDER, ignore_errors=True)
-    exchange_routers(run.dir, candidate.dir)
-    candidate.dir.rename(run.dir / OLDER)
+    exchange_routers(run.dir, AGAIN)
   else:
     shutil.rmtree(candidate.dir)
   verdict = "The new router is served" if is_no_worse else "The old router stays"
@@ -90,14 +81,5 @@ def roll_back(run: Run) -> None:
   """
   if not (run.dir / OLDER).exists():
     raise ValueError(f"{run.dir} has no older router. Leave out --rollback.")
-  exchange_routers(run.dir, run.dir / OLDER)
+  exchange_routers(run.dir, OLDER)
   run.print(f"The older router of {run.dir} is served. --rollback undoes this.")
-
-
-def exchange_routers(first: Path, second: Path) -> None:
-  """Let the routers of two directories change places."""
-  spare = first / "spare"
-  for name in FILES:
-    (first / name).rename(spare)
-    (second / name).rename(first / name)
-    spare.rename(second / name)

@@ -28,6 +28,7 @@ from baar_jax.flags import check_values, check_variables, fail, read_flags
 from baar_jax.run import Run
 from baar_jax.store import read_config
 from baar_serve.forms import FORMS
+from baar_serve.routers import finish_exchange
 from configs import quickstart
 
 # Names of models that agents send by default, and what they stand for.
@@ -181,7 +182,9 @@ def open_run(config: ServeConfig) -> Run:
   Raises:
     ValueError: the run's directory cannot be used, or a price is missing.
   """
-  stored = read_config(Path(config.runs) / config.name) or quickstart.get_config()
+  directory = Path(config.runs) / config.name
+  finish_exchange(directory)
+  stored = read_config(directory) or quickstart.get_config()
   fields = {}
   for field in dataclasses.fields(ModelsConfig):
     fields[field.name] = getattr(config.models, field.name)

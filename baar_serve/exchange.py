@@ -119,14 +119,12 @@ class Exchange:
     self,
     config: ServeConfig,
     run: Run,
-    sessions: Sessions,
     policies: Mapping[str, Policy],
   ):
     """Set up the policies, the upstream models and the stored sessions.
 
     Args:
-      run_config: the configuration of the run that the endpoint records.
-      store: the episodes of this run.
+      run: the run that the endpoint records.
       policies: the policies that clients can select, by rule.
 
     Raises:
@@ -134,11 +132,9 @@ class Exchange:
     """
     self.config = config
     self._run = run
-    self.sessions = sessions
     models = config.models
     indices = range(len(models.names))
     self.upstreams = [Upstream(models, index) for index in indices]
-    self.budgets = Budgets(config, sessions, self.upstreams)
     # The newest answers by the client, the call's fields and the hash of its body.
     self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
@@ -146,6 +142,9 @@ class Exchange:
     self._tasks: set[asyncio.Task] = set()
     rows = config.max_sessions
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
+    # Whoever ends the exchange closes the ledger, so nothing may fail after this line.
+    self.sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
+    self.budgets = Budgets(config, self.sessions, self.upstreams)
 
   def deliver(
     self, call: ClientCall, receive: Callable[[ClientCall], None]

@@ -40,6 +40,7 @@ from baar_serve.desk import COLLECT
 from baar_serve.episodes import SPLIT_OF, client_specs, name_task
 from baar_serve.plan import MIXES, Need, has_router, list_needs, list_router_specs
 from baar_serve.rival import find_spec
+from baar_serve.routers import CONFIG
 from baar_serve.verdict import compare, find_default, judge
 
 AT_ONCE = 4  # The number of sessions that are played at the same time.
@@ -167,7 +168,7 @@ def fit(run: Run, is_again: bool) -> None:
     )
   run.dir.mkdir(exist_ok=True)
   settings = json.dumps(dataclasses.asdict(run.config), indent=2)
-  (run.dir / again.CONFIG).write_text(settings)
+  (run.dir / CONFIG).write_text(settings)
   save_vocabulary(run.dir, learn_vocabulary(tasks, episodes))
   run.store.finish("references")
   FAMILIES[CONDITIONED].train(run, lambda *_: episodes)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import httpx2
 import pandas as pd
@@ -24,6 +25,7 @@ from baar_serve.config import ServeConfig, UpstreamsConfig, open_run
 from baar_serve.episodes import name_task
 from baar_serve.learn import AgentCommand, learn, play_all
 from baar_serve.rival import list_rival_needs
+from baar_serve.routers import AGAIN, FILES, OLDER, exchange_routers, finish_exchange
 from baar_serve.verdict import compare, find_default, judge
 from configs import quickstart
 
@@ -220,6 +222,25 @@ def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypa
     assert [task.id for task in tests] == ["d"] and len(run.store.tasks("train")) == 6
     roll_back(run)
   assert read() == (30, first[1], True)
+
+
+@pytest.mark.parametrize("name", [AGAIN, OLDER])
+@pytest.mark.parametrize("moves", range(7))
+def test_a_killed_exchange_of_routers_is_finished(tmp_path, monkeypatch, name, moves):
+  for directory, text in ((tmp_path, "one"), (tmp_path / name, "other")):
+    directory.mkdir(exist_ok=True)
+    for file in FILES:
+      (directory / file).write_text(text)
+  rename = Path.rename
+  kill = mock.Mock(side_effect=[*[mock.DEFAULT] * moves, KeyboardInterrupt])
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(Path, "rename", lambda *paths: kill() and rename(*paths))
+    exchange_routers(tmp_path, name)
+  for _ in range(2):
+    finish_exchange(tmp_path)
+  for directory, text in ((tmp_path, "other"), (tmp_path / OLDER, "one")):
+    assert [(directory / file).read_text() for file in FILES] == [text] * 3
+  assert {path.name for path in tmp_path.iterdir()} == {*FILES, OLDER, "lock"}
 
 
 @pytest.fixture

@@ -56,6 +56,14 @@ def test_nothing_is_sent_before_the_disk_has_its_worst_case(
   assert client.session()["spent_usd"] == pytest.approx(USD)
 
 
+def test_a_server_without_a_key_opens_no_ledger(open_client, monkeypatch):
+  opened = mock.Mock()
+  monkeypatch.setattr("baar_serve.exchange.Sessions", opened)
+  with pytest.raises(ValueError, match="needs a key"):
+    open_client(models={"base_urls": ("https://a.b",), "key_variables": ("NO_KEY",)})
+  opened.assert_not_called()
+
+
 @pytest.mark.parametrize("full_at", range(4))
 def test_a_full_disk_leaves_the_session_whole(client, upstream, monkeypatch, full_at):
   """The disk is full at one of the four writes of a call, and then has room again."""
