@@ -168,7 +168,9 @@ def test_what_cannot_be_scored_stops_the_command(
     assert not is_running
 
 
-def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypatch):
+def test_a_new_router_is_served_only_if_it_is_no_worse(
+  start, tmp_path, upstream, monkeypatch
+):
   """Of six tasks, the fourth is the test. The routers score 0.5, 0.4 and 0.6 in it."""
   scores = {}
 
@@ -222,6 +224,17 @@ def test_a_new_router_is_served_only_if_it_is_no_worse(start, tmp_path, monkeypa
     assert [task.id for task in tests] == ["d"] and len(run.store.tasks("train")) == 6
     roll_back(run)
   assert read() == (30, first[1], True)
+  # Without an agent, a server plays what is missing for clients.
+  settings = dict(models={"prices": PRICES}, policy="collect", record_text=True)
+  for played, missing in (("a", "dev"), ("bb", "test"), ("d", "")):
+    with Client(tmp_path, upstream, "mine", **settings) as client:
+      for number, task in enumerate(played):
+        client.chat(f"{task}{number}", {"x-baar-task": task})
+        client.score(0.5, f"{task}{number}")
+    lacks = pytest.raises(ValueError, match=f"lacks episodes on {missing}")
+    with lacks if missing else contextlib.nullcontext():
+      learn(config, AgentCommand(""), "", 0.0, True)
+  assert read()[0] == 33
 
 
 @pytest.mark.parametrize("name", [AGAIN, OLDER])
