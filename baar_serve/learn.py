@@ -214,7 +214,7 @@ def play_all(
     route: the rival that answers; "" are the models.
 
   Raises:
-    ValueError: a session cannot be scored, or the next one could exceed the dollars.
+    ValueError: a session cannot be scored.
   """
   needs = [need for need in needs if need.task.id in agent.tasks]
   if not needs:
@@ -225,8 +225,6 @@ def play_all(
   for need in needs:
     app.exchange.sessions.commit((rename, (need.session,)))
     app.desk.assigned[need.session] = need.selected
-  budget = run.budget
-  costs_usd = [0.0, *run.store.table().spent_usd]
   with (
     serving(app) as url,
     ThreadPoolExecutor(AT_ONCE) as threads,
@@ -234,33 +232,23 @@ def play_all(
   ):
 
     def play(need: Need) -> None:
-      """Play a session, unless it and those in progress could exceed the dollars."""
-      most_usd = AT_ONCE * max(costs_usd)
-      left_usd = budget.limit_usd - budget.settled_usd
-      if left_usd < most_usd:
-        raise ValueError(
-          f"--max_usd={budget.limit_usd:g} has ${left_usd:.4f} left, and {AT_ONCE} "
-          f"sessions may cost ${most_usd:.4f}. Run the same command with more dollars."
-        )
+      """Play a session, whose dollars must be known."""
       try:
-        costs_usd.append(play_session(run, url, agent, need))
+        play_session(run, url, agent, need)
       finally:
         if answering and answering.problem:
           raise ValueError(answering.problem)
 
     for _ in threads.map(play, needs):
-      bar.set_postfix_str(f"${budget.settled_usd:.4f}", refresh=False)
+      bar.set_postfix_str(f"${run.budget.settled_usd:.4f}", refresh=False)
       bar.update()
 
 
-def play_session(run: Run, url: str, agent: AgentCommand, need: Need) -> float:
+def play_session(run: Run, url: str, agent: AgentCommand, need: Need) -> None:
   """Play a session by the agent's command, and send its score to the endpoint.
 
   Args:
     url: the address of the endpoint.
-
-  Returns:
-    The session's dollars.
 
   Raises:
     ValueError: the agent made no call or took too long, a call was refused, the last
@@ -310,7 +298,6 @@ def play_session(run: Run, url: str, agent: AgentCommand, need: Need) -> float:
       break
   if answer.is_error:
     raise ValueError(f"{name} has no score: {answer.text}. See {path}.")
-  return session["spent_usd"]
 
 
 def run_agent(agent: AgentCommand, variables: Mapping[str, str], log: TextIO) -> int:
