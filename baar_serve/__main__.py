@@ -44,9 +44,8 @@ def serve(config: ServeConfig) -> None:
       the address.
   """
   host = config.host
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
   with (
-    socket.create_server((host, config.port), family=family) as listener,
+    socket.create_server((host, config.port)) as listener,
     contextlib.closing(open_run(config)) as run,
   ):
     address = f"http://{host}:{listener.getsockname()[1]}"

@@ -42,8 +42,8 @@ from baar_serve.request import (
 MOST_SESSIONS = 100
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
-LOCAL = ("127.0.0.1", "localhost", "::1")
-LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+LOCAL = ("127.0.0.1", "localhost")
+LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
 REPORT = Path(__file__).parents[1] / "baar_jax" / "report"
 JINJA = jinja2.Environment(
   loader=jinja2.FileSystemLoader((Path(__file__).parent, REPORT)), autoescape=True

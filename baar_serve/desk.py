@@ -122,9 +122,7 @@ class Desk:
       self._sessions.change_caps(purse, cap)
     task_id = fields.task_id or history.opening
     is_side = not conversation and self._is_side_call(purse, call)
-    if selected.rule == COLLECT and conversation:
-      selected = read_policy(conversation.state)
-    elif selected.rule == COLLECT and not is_side:
+    if selected.rule == COLLECT and not is_side:
       begun = self._sessions.list_conversations("purse = ?", purse.id)
       selected = read_policy(begun[-1].state) if begun else self.assign(task_id)
     policy = self.find_spec(selected, cap).key
@@ -315,7 +313,6 @@ class Desk:
       session=purse.name,
       task=conversation["description"] or conversation["task_id"],
       models=", ".join(f"{name} {count}" for name, count in models.items()),
-      steps=models.total(),
       score=score,
       usd=session["spent_usd"],
       cap_usd=session["usd_limit"],

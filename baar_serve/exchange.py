@@ -326,16 +326,14 @@ class Exchange:
     """End the task of a session with its score, and store its episode.
 
     The score is of the newest conversation of the main agent, and all others of the
-    purse end without one, unless the client names the conversation.
+    purse end without one.
 
     Raises:
       Refusal: the task already has a score, has no step, or has a call in flight.
     """
     self.sessions.commit()
     conversations = self.sessions.list_conversations(
-      "purse = ? AND changed_s >= 0 AND id = ifnull(?, id)",
-      purse.id,
-      scored.conversation,
+      "purse = ? AND changed_s >= 0", purse.id
     )
     # The newest first, those of the session's main agent before all others.
     main = min(

@@ -182,15 +182,10 @@ class ClientKey(StrictRecord):
 
 
 class SessionScore(StrictRecord):
-  """The score and the task's name, which a client sends to end a session.
-
-  Attributes:
-    conversation: the number of the conversation; None is the newest of the main agent.
-  """
+  """The score and the task's name, which a client sends to end a session."""
 
   score: Share
   task: str | None = None
-  conversation: int | None = Field(None, ge=1, lt=2**63)
 
 
 async def read_body(request: Request) -> dict:

@@ -22,7 +22,6 @@ from baar_serve.request import (
   hash_prefix,
   hash_turn,
   write_event,
-  write_headers,
 )
 from baar_serve.sessions import Sessions
 from baar_serve.upstream import MALFORMED, Offer, Upstream
@@ -175,15 +174,8 @@ class RoutedCall:
 
   @property
   def headers(self) -> dict[str, str]:
-    """Return the headers of the answer to the client.
-
-    The headers of a stream have no dollars, because its cost is known at its end.
-    """
-    values = {
-      "selected-model": self.upstream.name,
-      "cost-usd": self.usd,
-    }
-    return self.call.answer_headers | write_headers(values)
+    """Return the headers of the answer to the client."""
+    return self.call.answer_headers | {"x-baar-selected-model": self.upstream.name}
 
   def begin(self) -> None:
     """Begin an attempt, and reserve its worst case in all budgets."""

@@ -4,7 +4,6 @@ import asyncio
 import codecs
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -61,12 +60,9 @@ MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 # those of LiteLLM's list of models (1.110.2), at the models' own providers.
 FAMILIES = {
   r"gpt-4\.1": ("o200k", 32_768),
-  r"gpt-4o-2024-05": ("o200k", 4096),
   r"gpt-4o|gpt-5(\.[1-3])?-chat": ("o200k", 16_384),
   r"gpt-5-pro": ("o200k", 272_000),
   r"gpt-[56]": ("o200k", 128_000),
-  r"gpt-(3\.5-turbo|4-turbo|4-\d+-preview)": ("cl100k", 4096),
-  r"gpt-(3\.5|4)": ("cl100k", 0),
   r"\bo[134]\b": ("o200k", 100_000),
   r"claude-\w+-4[-.]6": ("claude", 128_000),
   r"claude-\w+-4[-.]5": ("claude", 64_000),
@@ -335,16 +331,9 @@ class Upstream(PricedModel):
     if self.endpoint.is_openai and call.conversation:
       # Calls with one key are more likely to find their prompt cache.
       request.setdefault("prompt_cache_key", f"baar-{call.conversation.id}")
-    path = f"{call.form.path}?{call.query}".rstrip("?")
-    send = functools.partial(
-      self.send,
-      call.form,
-      path=path,
-      headers=pick_headers(call.headers, PASSED_HEADERS),
-    )
     is_added = offer.is_ours and offer.reply_tokens == offer.most_tokens
     changes = []
-    answer = await send(request)
+    answer = await self.send(call, request)
     while is_refused(answer) and len(changes) < MOST_CHANGES:
       change = find_change(answer, request, call.form, is_added)
       changed = change.apply(request) if change else request
@@ -354,7 +343,7 @@ class Upstream(PricedModel):
       changes.append(change)
       # The tokens of a changed request bound no later one.
       call.prefix = None
-      answer = await send(request)
+      answer = await self.send(call, request)
     if changes and not is_refused(answer):
       lasting = {(call.form.path, x.field): x for x in changes if x.is_lasting}
       self.changes |= lasting
@@ -371,16 +360,8 @@ class Upstream(PricedModel):
     """Compute the dollars of an answer; see `AnswerMeter.bill`."""
     return meter.bill(self.price, worst_case_usd, most_tokens)
 
-  async def send(
-    self, form: WireForm, request: Mapping, path: str, headers: Mapping[str, str]
-  ) -> Whole | Stream | Outcome:
-    """Make one attempt at a call.
-
-    Args:
-      form: the wire form of the call.
-      request: the request.
-      path: the path below the base URL.
-      headers: headers of the client that go on to the provider.
+  async def send(self, call: ClientCall, request: Mapping) -> Whole | Stream | Outcome:
+    """Send a request for a call once.
 
     Returns:
       The whole answer; a stream if the request asks for a stream; or the outcome of an
@@ -388,9 +369,12 @@ class Upstream(PricedModel):
     """
     # The JSON text is pure ASCII: it escapes all other characters.
     content = json.dumps(request)
-    own_headers = form.list_headers(self.endpoint, self._key)
-    own_headers |= {"content-type": "application/json", **headers}
-    sent = self.http.build_request("POST", path, content=content, headers=own_headers)
+    form = call.form
+    path = f"{form.path}?{call.query}".rstrip("?")
+    headers = form.list_headers(self.endpoint, self._key)
+    headers["content-type"] = "application/json"
+    headers |= pick_headers(call.headers, PASSED_HEADERS)
+    sent = self.http.build_request("POST", path, content=content, headers=headers)
     until_s = asyncio.get_running_loop().time() + self.config.timeout_s
     try:
       async with asyncio.timeout_at(until_s):

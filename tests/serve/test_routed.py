@@ -171,7 +171,6 @@ def test_a_limit_that_no_cap_needs_is_not_sent(
     ("deepseek-chat", 64_000),  # Its window, which is the only limit that is known.
     ("claude-sonnet-4.5", 64_000),
     ("gpt-5.1-chat-latest", 16_384),
-    ("gpt-4o-2024-05-13", 4096),
     ("a-model-of-nobody", 128_000),
   ],
 )
