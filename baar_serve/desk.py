@@ -362,11 +362,10 @@ class Desk:
 
   def _describe_conversation(self, conversation: Conversation, has_texts: bool) -> dict:
     """Return a conversation's state and steps as JSON."""
-    names = self._names
     steps = []
     for record in conversation.records:
       step = record.step
-      fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      fields = dict(model=self._names[step.model], cost_usd=step.spent_usd)
       if has_texts:
         fields |= dict(observation=step.observation, action=step.action)
       steps.append(fields | vars(step.calls[-1].usage))

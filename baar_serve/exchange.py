@@ -7,7 +7,7 @@ import random
 import re
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
@@ -199,7 +199,9 @@ class Exchange:
     for old_place in [*self._deliveries][: len(self._deliveries) - MOST_ANSWERS]:
       if all(old.is_done for old in self._deliveries[old_place]):
         del self._deliveries[old_place]
-    self.start(self._make(delivery))
+    task = asyncio.get_running_loop().create_task(self._make(delivery))
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
     return delivery
 
   async def close(self) -> None:
@@ -210,12 +212,6 @@ class Exchange:
     for upstream in self.upstreams:
       await upstream.http.aclose()
     self.sessions.close()
-
-  def start(self, work: Coroutine) -> None:
-    """Start a task, and keep it until its end."""
-    task = asyncio.get_running_loop().create_task(work)
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
 
   async def _make(self, delivery: Delivery) -> None:
     """Make an answer to its end: decide, call the model, and book the cost."""

@@ -1,7 +1,6 @@
 """Ask upstream models for a client, within the limits that each model has."""
 
 import asyncio
-import codecs
 import contextlib
 import dataclasses
 import json
@@ -61,7 +60,6 @@ MALFORMED = (LookupError, TypeError, AttributeError, ValueError)
 FAMILIES = {
   r"gpt-4\.1": ("o200k", 32_768),
   r"gpt-4o|gpt-5(\.[1-3])?-chat": ("o200k", 16_384),
-  r"gpt-5-pro": ("o200k", 272_000),
   r"gpt-[56]": ("o200k", 128_000),
   r"\bo[134]\b": ("o200k", 100_000),
   r"claude-\w+-4[-.]6": ("claude", 128_000),
@@ -69,7 +67,6 @@ FAMILIES = {
   r"claude-(3|\w+-4(?![-.][7-9]))": ("claude", 0),
   r"claude-\w+-[45]": ("", 128_000),
   r"gemini-2\.5-(pro|flash)(-lite)?$": ("gemini", 65_536),
-  r"gemini-[12]": ("gemini", 0),
   r"gemini-3": ("", 65_536),
   r"deepseek-(v4|flash)": ("deepseek", 393_216),
   r"deepseek": ("deepseek", 0),
@@ -390,7 +387,7 @@ class Upstream(PricedModel):
     except LOST as failure:
       return explain(failure)
     if response.is_success:
-      fields = meter.read(content.removeprefix(codecs.BOM_UTF8))
+      fields = meter.read(content)
       return UNREADABLE if fields is None else Whole(fields, meter)
     passed = pick_headers(response.headers, RETRY_HEADERS)
     return read_refusal(response.status_code, content, passed, self._key)

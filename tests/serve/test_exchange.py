@@ -121,7 +121,7 @@ def test_a_cancelled_call_keeps_others_out_until_its_thread_ends():
 
 def test_a_full_disk_forgets_no_answer_that_is_being_made(client, monkeypatch):
   exchange = client.exchange
-  monkeypatch.setattr(exchange, "start", lambda work: work.close())
+  monkeypatch.setattr(exchange, "_make", mock.AsyncMock())
   call = ClientCall(ClientKey(), FORM, {}, {"model": "baar", "messages": ASK})
   refuse = mock.Mock(side_effect=sqlite3.OperationalError)
 
