@@ -96,12 +96,12 @@ class WireForm:
     """Return a copy of a body whose newest entry ends with a note.
 
     Returns:
-      The copy; None if that entry is no text of the user or of a tool.
+      The copy; None if that entry is a reply or has no text.
     """
     *entries, newest = body[self.history]
     field = "output" if "output" in newest else "content"
     text = newest.get(field)
-    if newest.get("role") not in (None, "user", "tool"):
+    if newest.get("role") == "assistant":
       return None
     if isinstance(text, str):
       text = f"{text}\n\n{note}"

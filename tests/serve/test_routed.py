@@ -344,13 +344,18 @@ def test_choices_that_a_usage_leaves_out_are_paid(
 @pytest.mark.parametrize("path", FORMS)
 @pytest.mark.parametrize("as_parts", [False, True])
 def test_the_model_is_told_what_is_left(open_client, upstream, path, as_parts):
-  """Of three LARGE calls the last one is told; the client's own texts stay as they are."""
+  """Of three LARGE calls the last one is told; the client's own texts stay as they are.
+
+  The newest one may be a reminder of the client's, as Claude Code sends them.
+  """
   kind = "input_text" if path == "responses" else "text"
   client = open_client(policy="large", max_large_calls=3, max_usd=1.0, warn_share=0.6)
   history = []
   for number in range(3):
     text = f"Go {number}."
     history.append(user([{"type": kind, "text": text}] if as_parts else text))
+    if number == 2 and not as_parts:
+      history.append({"role": "system", "content": "Remember: Go 2."})
     answer = call(client, path, history).json()
     if path == "chat/completions":
       history.append(answer["choices"][0]["message"])
