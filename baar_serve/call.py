@@ -137,7 +137,7 @@ class ClientCall:
       return
     amounts = []
     if left.usd is not None:
-      amounts.append(f"${left.usd:.4f}")
+      amounts.append(f"${left.usd:.6f}")
     if left.calls is not None:
       amounts.append(f"{left.calls} calls of the larger model")
     self.tell(f"(Left for this task: {' and '.join(amounts)}. Finish it soon.)")

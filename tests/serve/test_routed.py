@@ -365,7 +365,7 @@ def test_the_model_is_told_what_is_left(open_client, upstream, path, as_parts):
       history.append(assistant(answer["content"]))
   sent = [json.dumps(request) for request in upstream.seen]
   assert ["Finish it soon" in text for text in sent] == [False, False, True]
-  assert re.search(r"Left for this task: \$0\.99\d\d and 1 calls", sent[2])
+  assert re.search(r"Left for this task: \$0\.99\d{4} and 1 calls", sent[2])
   newest = upstream.seen[2][FORMS[path].history][-1]["content"]
   assert as_parts == isinstance(newest, list) and "Go 2." in json.dumps(newest)
   assert len(client.conversations()) == 1 and len(client.session()["steps"]) == 3
