@@ -1,6 +1,5 @@
 """Store a run's tasks, episodes and finished stages in a SQLite file."""
 
-import collections
 import contextlib
 import dataclasses
 import fcntl
@@ -16,7 +15,7 @@ import pandas
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import Config
-from baar_jax.episode import SMALL, Episode, Key, Purpose, Task
+from baar_jax.episode import Episode, Key, Purpose, Task
 from baar_jax.mesh import exchange
 
 # The file in a run's directory with what its episodes depend on, beside the policy.
@@ -30,7 +29,7 @@ EPISODE_NAME = "the episode of policy {}, task {}, {} {}"
 # Version of a run's files (SQLite's user_version). It rises when a column, a field of a
 # stored record, the form of a policy's key, the vocabulary or the value heads change.
 # Other files are refused.
-VERSION = 7
+VERSION = 8
 OTHER_VERSION = (
   "{} was made by an older or a newer version of this program: choose another run"
 )
@@ -43,29 +42,11 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     The episode's own fields, and these sums over its steps, by name. Dollars are US
     dollars.
       steps: number of all steps.
-      small_usd, large_usd: billed replies of SMALL, and of all costlier models with
-        their rejected proposals.
-      proposals_usd: billed rejected proposals of SMALL, without replayed ones.
-      judge_usd, router_usd: the method's dollars of a judge's answers, and the router's
-        compute.
-      retries_usd: failed attempts, with those that belong to no step (`lost_usd`).
-      presumed_usd: worst cases of calls whose outcome is unknown.
+      deciding_usd: the router's compute, and a judge's answers.
+      counted_usd: the method's dollars of all calls, which a cap counts, with failed
+        attempts that belong to no step (`lost_usd`).
   """
   steps = episode.steps
-  usd = collections.Counter()
-  for step in steps:
-    for call in step.calls:
-      group = call.kind
-      if group in ("act", "proposal") and call.model != SMALL:
-        group = "large"
-      elif group == "act":
-        group = "small"
-      spent_usd = call.spent_usd
-      # A replayed proposal costs nothing here, because it was paid when it was
-      # recorded. The ledger subtracts the sum of proposals from the recorded calls.
-      if group == "proposal" and call.replayed:
-        spent_usd = 0.0
-      usd[group] += spent_usd
   names = (
     "score",
     "success",
@@ -78,14 +59,8 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
   )
   return {name: getattr(episode, name) for name in names} | {
     "steps": len(steps),
-    "small_usd": usd["small"],
-    "large_usd": usd["large"],
-    "proposals_usd": usd["proposal"],
-    "judge_usd": sum(step.usd("judge") for step in steps),
-    # `lost_usd` are the dollars of failed attempts that belong to no step.
-    "retries_usd": usd["retry"] + episode.lost_usd,
-    "router_usd": sum(step.router_cost_usd for step in steps),
-    "presumed_usd": usd["presumed"],
+    "deciding_usd": sum(step.router_cost_usd + step.usd("judge") for step in steps),
+    "counted_usd": sum(step.counted_usd for step in steps) + episode.lost_usd,
   }
 
 

@@ -170,7 +170,7 @@ def test_caps_in_dollars_are_not_on_the_frontier():
   store._db.execute(f"UPDATE episodes SET usd_budget = 7 WHERE {key}")
   costly = f"{key} AND task_id = 'test-2'"
   store._db.execute(
-    f"UPDATE episodes SET cost_usd = 10 WHERE {costly}"
+    f"UPDATE episodes SET counted_usd = 10 WHERE {costly}"
   )  # not as billed
   results = load_results(store, specs(listed), config(), Path("none"))
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap.

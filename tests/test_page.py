@@ -50,7 +50,6 @@ def test_the_page_shows_the_results(index):
     "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
     "8 episodes exceeded their cap",
     "mean score no hard bonus 0 0.50 ",
-    "zero-shot router 8.000000",  # 64 judgements of 0.125
   ):
     assert words in shown, words
   check_that_it_loads_nothing(index.read_text())

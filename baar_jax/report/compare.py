@@ -153,7 +153,7 @@ class Results:
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
     boundary_usd: a row per training task, with the median dollars of always-SMALL
       (small) and of always-LARGE (large).
-    ledger: a row per part of the run's dollars; see `run_ledger`.
+    ledger: a row per part of the run's dollars; see `read_ledger`.
   """
 
   config: Config

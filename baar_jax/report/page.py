@@ -146,8 +146,7 @@ FOLDS = (
     "What the run has cost",
     "ledger",
     ("part", "usd"),
-    "The dollars of all stages. The last row may have been billed in addition, for "
-    "calls whose outcome is unknown.",
+    "The dollars of all calls of API models, in all stages.",
   ),
 )
 

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.envs.base import load
-from baar_jax.episode import SMALL
-from baar_jax.llms.ledger import Spent
+from baar_jax.llms.ledger import read_spent
 from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
@@ -26,15 +26,6 @@ COMPARED_COLUMNS = ("cost_usd", *METRICS)
 RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
-# The parts of a run's dollars, with the column of the store that has them.
-LEDGER = {
-  "SMALL": "small_usd",
-  "LARGE": "large_usd",
-  "proposals not taken": "proposals_usd",
-  "zero-shot router": "judge_usd",
-  "attempts without an answer": "retries_usd",
-  "router": "router_usd",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,10 +37,9 @@ class Evaluation:
       `lam` and its caps (NaN without), and whether it has a router for each training
       seed.
     episodes: a row per policy, task and trial, with the columns of `Store.table`,
-      `deciding_usd` (dollars of the router and the judge), `counted_usd` (the method's
-      dollars of all calls, which a cap counts), `training_seed` (its number, from 0),
-      `difficulty` (of the task, by the boundaries' episodes on this split), `hard`
-      (whether it is "hard") and `hard_usd` (the dollars if so, else 0).
+      `training_seed` (its number, from 0), `difficulty` (of the task, by the
+      boundaries' episodes on this split), `hard` (whether it is "hard") and `hard_usd`
+      (the dollars if so, else 0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and trial that are left out, because a policy
       has no episode of them.
@@ -171,9 +161,6 @@ def load_split(
       "run --stage=evaluate first"
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
-  episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
-  failed_usd = episodes.retries_usd + episodes.presumed_usd
-  episodes["counted_usd"] = episodes.cost_usd + episodes.judge_usd + failed_usd
   successes = episodes.groupby(["task_id", "policy"]).success.agg(list)
   trials = successes.unstack()[[*BOUNDARY_KEYS]]
   difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
@@ -193,33 +180,33 @@ def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
-def run_ledger(
-  table: pd.DataFrame, spent: Spent | None, models: int
-) -> dict[str, float]:
-  """Add up the dollars of a run by part.
+def read_ledger(config: Config, directory: Path) -> pd.DataFrame:
+  """Read what a run has spent; scripted and recorded models are never paid.
+
+  The recorded calls include those of episodes that failed. A reply that was replayed
+  from the record counts once.
 
   Args:
-    table: a row per stored episode (the result of `Store.table`).
-    spent: the dollars of the recorded calls of API models; None for scripted models.
-      They include calls of episodes that failed. A reply that was replayed from the
-      record counts once.
-    models: the number of models, without the judge.
+    config: the run's configuration.
+    directory: the run's directory.
 
   Returns:
-    US dollars of each part of LEDGER, and their sum as "total". The last entry is the
-      largest amount that may have been billed in addition, for calls whose outcome is
-      unknown.
+    A row per part with its US dollars: the replies of each model, those of the judge,
+    attempts that were billed without an answer, calls whose outcome is unknown at
+    their worst case, and the sum; no rows if no API model is called.
   """
-  usd = table.loc[~table.reused, [*LEDGER.values(), "presumed_usd"]].sum()
-  ledger = {part: usd[column] for part, column in LEDGER.items()}
-  presumed_usd = usd.presumed_usd
-  if spent is not None:
-    ledger["SMALL"] = spent.replies_usd[SMALL] - usd.proposals_usd
-    ledger["LARGE"] = sum(spent.replies_usd[1:models])
-    ledger["zero-shot router"] = sum(spent.replies_usd[models:])
-    ledger["attempts without an answer"] = spent.retries_usd
-    presumed_usd = spent.presumed_usd
-  return ledger | {"total": sum(ledger.values()), "unknown, at most": presumed_usd}
+  rows = []
+  if config.models.kind == "chat":
+    # The judge's calls are recorded under the index after the last model's.
+    repliers = [*config.models.names, "zero-shot router"]
+    spent = read_spent(directory, len(repliers))
+    rows = [
+      *zip(repliers, spent.replies_usd),
+      ("attempts without an answer", spent.retries_usd),
+      ("calls of unknown outcome, at most", spent.presumed_usd),
+      ("total, at most", spent.at_most_usd),
+    ]
+  return pd.DataFrame(rows, columns=["part", "usd"])
 
 
 def measure_robustness(

@@ -146,9 +146,9 @@ def describe_models(config: ModelsConfig) -> str:
 def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
-  There is a line per policy, a table of the caps K, a line with the run's dollars, the
-  page's claim, and its advice. Dollars have three significant digits of the cheapest
-  policy without a cap in dollars.
+  There is a line per policy, a table of the caps K, a line with what acted and what was
+  paid for it, the page's claim, and its advice. Dollars have three significant digits
+  of the cheapest policy without a cap in dollars.
   """
   sr = results.data.sr
   lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
@@ -165,10 +165,8 @@ def terminal_table(results: Results) -> str:
     )
   if len(results.hard_budget):
     lines.append(main_budgets(results).to_string(index=False))
-  *parts, (_, presumed_usd) = results.ledger.itertuples(index=False)
-  words = ", ".join(f"{part} ${usd:.4f}" for part, usd in parts)
-  line = f"spent by this run: {words}"
-  if presumed_usd:
-    line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
-  lines.append(f"{line}; {describe_models(results.config.models)}")
+  parts = [describe_models(results.config.models)]
+  for part, usd in results.ledger.itertuples(index=False):
+    parts.append(f"{part} ${usd:.4f}")
+  lines.append(", ".join(parts))
   return "\n".join(filter(None, [*lines, claim(results, sr), advise(results)]))

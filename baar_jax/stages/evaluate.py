@@ -15,7 +15,6 @@ from baar_jax.families.table import (
   open_with,
   require_trained,
 )
-from baar_jax.llms.ledger import read_spent
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
@@ -26,7 +25,7 @@ from baar_jax.report.table import (
   Evaluation,
   load_split,
   measure_robustness,
-  run_ledger,
+  read_ledger,
 )
 from baar_jax.report.texts import terminal_table
 from baar_jax.rollout.jobs import (
@@ -255,12 +254,6 @@ def load_results(
     ValueError: a policy's episodes are missing.
   """
   choice = choose_on_dev(store, listed, config)
-  models = len(config.models.names)
-  spent = None
-  if config.models.kind == "chat":
-    # The judge's calls are recorded under the index after the last model's.
-    spent = read_spent(directory, models + 1)
-  ledger = run_ledger(store.table(), spent, models)
   return Results(
     config=config,
     choice=choice,
@@ -271,7 +264,7 @@ def load_results(
       [(profile.cost_small, profile.cost_large) for profile in profiles],
       columns=["small", "large"],
     ),
-    ledger=pd.DataFrame(ledger.items(), columns=["part", "usd"]),
+    ledger=read_ledger(config, directory),
   )
 
 
