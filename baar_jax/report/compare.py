@@ -117,7 +117,6 @@ class Choice(NamedTuple):
       the run has one, else BoPO.
     best: keys of the policies with the highest sum of SR and success, one per family
       and cap.
-    by_lam: the same of BoPO's smallest and largest `lam`; empty if it has one only.
     vertices: by (family or COMPARED, metric), the keys of the policies on the family's
       upper hull on dev. Policies with a cap on dollars are left out.
     typical: by family that also plays without a cap, the key of its policy without a
@@ -131,7 +130,6 @@ class Choice(NamedTuple):
   entries: list[PolicySpec]
   main: str
   best: list[str]
-  by_lam: list[str]
   vertices: dict[tuple[str, str], list[str]]
   typical: dict[str, str]
   default: PolicySpec | None
@@ -322,8 +320,8 @@ def judge_claims(results: Results) -> pd.DataFrame:
   """Judge the claims of the paper whose policies were evaluated, in SR.
 
   A claim holds if the interval of its gain is above 0, and does not hold if it is below
-  0. Else it is not shown. The gain is a difference of two areas in most claims, or of
-  SR / 100, or of two shares. Inverted costs are those of a task's medians (our choice;
+  0. Else it is not shown. The gain is a difference of two areas, or of two shares.
+  Inverted costs are those of a task's medians (our choice;
   the paper counts trajectories).
 
   Returns:
@@ -336,7 +334,6 @@ def judge_claims(results: Results) -> pd.DataFrame:
     worse_B = resample_area(data, results.choice, claim.worse, data.sr)
     if better_B is not None and worse_B is not None:
       gains[claim.text] = better_B - worse_B
-  gains |= compare_lams(data, results.choice.by_lam)
   if policy := results.choice.typical.get(BOPO):
     usd = {name: table.loc[policy] for name, table in data.resampled.items()}
     hard_B = usd["hard_usd"] / usd["cost_usd"]
@@ -358,47 +355,20 @@ def judge_claims(results: Results) -> pd.DataFrame:
   return pd.DataFrame(rows)
 
 
-def compare_lams(data: Evaluation, by_lam: Sequence[str]) -> dict[str, np.ndarray]:
-  """Compare BoPO's smallest and largest `lam` under the smallest and largest cap K.
-
-  Args:
-    data: the evaluation on test.
-    by_lam: see `Choice`.
-
-  Returns:
-    By claim, the difference of SR / 100 in each resample; empty without such policies.
-  """
-  entries = data.entries.loc[[*by_lam]].dropna(subset="call_budget").reset_index()
-  if entries.empty:
-    return {}
-  policies = entries.pivot(index="call_budget", columns="lam", values="policy")
-  sr_KxLxB = data.resampled[data.sr].loc[policies.to_numpy().ravel()].to_numpy()
-  sr_KxLxB = sr_KxLxB.reshape(*policies.shape, -1) / 100
-  gain_KxB = sr_KxLxB[:, 1] - sr_KxLxB[:, 0]
-  return {
-    "a large λ is better under the smallest cap": gain_KxB[0],
-    "a small λ is better under the largest cap": -gain_KxB[-1],
-  }
-
-
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
   """Return the figures of each family under each cap K.
 
   The boundary policies, which have no cap, are in the rows of every K, with their LARGE
-  calls as a share of K, as in the paper's Table 1. A row has the
-  figures of the family's best policy on dev under the cap, or of the best of BoPO's
-  smallest or largest `lam`. `gain_points` is the main family's SR under the cap minus
-  the row's SR, paired by task.
+  calls as a share of K, as in the paper's Table 1. A row has the figures of the
+  family's best policy on dev under the cap. `gain_points` is the main family's SR
+  under the cap minus the row's SR, paired by task.
 
   Args:
     data: the evaluation on test.
     table: the rows of `tabulate_policies`.
     choice: the policies that dev has chosen.
   """
-  by_lam = table.loc[choice.by_lam]
-  by_lam = by_lam.assign(family=[f"BoPO, λ {lam:g}" for lam in by_lam.lam])
-  table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
-  table = pd.concat([table, by_lam]).rename_axis("policy").reset_index()
+  table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])].reset_index()
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
     group = table[table.call_budget.eq(K) | table.policy.isin(BOUNDARY_KEYS)]

@@ -84,9 +84,9 @@ FOLDS = (
     "claims",
     ("claim", "verdict", "gain"),
     "A claim holds if the interval of its gain is above 0, and does not hold if it is "
-    "below 0. The gain is the difference of two areas; under caps of SR / 100; for "
-    "dollars the share spent on hard tasks minus the share of these tasks. With one "
-    "training seed, no interval has the chance of training.",
+    "below 0. The gain is the difference of two areas; for dollars the share "
+    "spent on hard tasks minus the share of these tasks. With one training seed, no "
+    "interval has the chance of training.",
   ),
   Fold(
     "What each part of BoPO is worth",
@@ -99,8 +99,7 @@ FOLDS = (
     "Hard budgets: at most K LARGE calls",
     "hard_budget",
     ("K", "family", *METRICS, "use_share", "gain_points"),
-    "A row is the family's best policy on dev, or the best of BoPO's smallest or "
-    "largest λ. The use share is the mean number of "
+    "A row is the family's best policy on dev. The use share is the mean number of "
     "LARGE calls divided by K. A gain is the main family's SR minus the row's.",
   ),
   Fold(

@@ -34,8 +34,7 @@ class Evaluation:
 
   Attributes:
     entries: a row per policy, by its key, in the report's order, with its family, its
-      `lam` and its caps (NaN without), and whether it has a router for each training
-      seed.
+      caps (NaN without), and whether it has a router for each training seed.
     episodes: a row per policy, task and trial, with the columns of `Store.table`,
       `training_seed` (its number, from 0), `difficulty` (of the task, by the
       boundaries' episodes on this split), `hard` (whether it is "hard") and `hard_usd`
@@ -145,13 +144,12 @@ def load_split(
       )
     entries[spec.key] = {
       "family": spec.family,
-      "lam": spec.parameters.get("lam"),
       "call_budget": spec.cap.calls,
       "usd_budget": spec.cap.usd,
       "trained": "seeds" in spec.parameters,
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
-  frame = frame.astype(dict.fromkeys(("lam", *BUDGETS), float))
+  frame = frame.astype(dict.fromkeys(BUDGETS, float))
   episodes = store.table([*frame.index]).set_index([*KEY[1:]], drop=False)
   counts = episodes.index.value_counts().reindex(keys, fill_value=0)
   complete = keys[counts.to_numpy() == len(frame)]

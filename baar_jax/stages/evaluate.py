@@ -115,8 +115,7 @@ def choose_on_dev(
   - the boundary policies,
   - each family's policies on its upper hull, by each of METRICS,
   - each family's policy with the highest sum of SR and success under each cap (our
-    choice), and BoPO's with the smallest and the largest `lam` (paper: two rows of its
-    main table),
+    choice; the paper also has BoPO's with the smallest and the largest `lam`),
   - a typical policy of each family (see `Choice`),
   - the default policy of the budget-conditioned router (see `choose_default`).
 
@@ -153,17 +152,11 @@ def choose_on_dev(
   capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
   capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  of_bopo = capped[capped.family == BOPO]
-  # Of several cost weights, the smallest and the largest are compared.
-  lams = config.bopo.lam
-  outer = [min(lams), max(lams)] if len(lams) > 1 else []
-  of_bopo = of_bopo[of_bopo.lam.isin(outer)]
-  by_lam = of_bopo.groupby(["lam", *BUDGETS], dropna=False).merit.idxmax()
   free = {s.key: s for s in planned if s.family == CONDITIONED and not s.cap}
   default = free.get(choose_default(data, [*free])) if free else None
-  chosen = {*typical.values(), *best, *by_lam}.union(*vertices.values())
+  chosen = {*typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen or spec is default]
-  return Choice(mean, listed, main, [*best], [*by_lam], vertices, typical, default)
+  return Choice(mean, listed, main, [*best], vertices, typical, default)
 
 
 def choose_default(data: Evaluation, names: Sequence[str]) -> str:
