@@ -46,7 +46,6 @@ def test_the_page_shows_the_results(index):
     # By K: BoPO (1 + 1 + 0 + 0) / 4; First-Large (1 + .2 + 1 + 0) / 4.
     "K BoPO Over First-Large First-Large 1 50.0 – – 2 – – 55.0 ",
     "scripted models gpt-4.1-mini and gpt-4.1 in scienceworld",
-    "BoPO 17% 67% 17%",  # 4, 16 and 4 of its 24 dollars
     "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
     "8 episodes exceeded their cap",
     "mean score no hard bonus 0 0.50 ",

@@ -26,7 +26,6 @@ from baar_jax.rollout.jobs import (
 )
 from baar_jax.rollout.specs import PolicySpec
 
-DIFFICULTIES = ["easy", "hard", "intractable"]
 AREA_COLUMNS = [
   "family",
   "metric",
@@ -210,11 +209,6 @@ class Results:
     """Return a row per cap K and family, with the family's best policy on dev."""
     return hard_budgets(self.data, self.policies, self.choice)
 
-  @functools.cached_property
-  def by_difficulty(self) -> pd.DataFrame:
-    """Return each family's shares of dollars on easy, hard and intractable tasks."""
-    return share_by_difficulty(self.data, self.choice.typical)
-
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
   """Compute each policy's value with its 95 % interval.
@@ -381,27 +375,3 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
     group = group.assign(K=int(K), use_share=use_share)
     groups.append(group.join(intervals("gain_points", gain_PxB)))
   return pd.concat(groups, ignore_index=True)
-
-
-def share_by_difficulty(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
-  """Compute how each family's dollars are divided among the difficulties of tasks.
-
-  The row "task mix" has the shares of the numbers of tasks, for comparison. The paper
-  has five trials of policies at equal costs; here the evaluation's episodes count (our
-  choice).
-
-  Args:
-    data: the evaluation on test.
-    typical: by family, the key of the policy that represents it in this table.
-
-  Returns:
-    A row per family with shares in [0, 1]; NaN if the family's episodes have cost
-      nothing.
-  """
-  difficulty = data.episodes.groupby("task_id").difficulty.first()
-  cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
-  tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
-  sums = pd.concat([tasks, cost_usd]).T.groupby(difficulty).sum().T
-  sums = sums.reindex(columns=DIFFICULTIES, fill_value=0.0)
-  shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
-  return shares.add_suffix("_share").rename_axis("family").reset_index()

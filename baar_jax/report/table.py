@@ -36,9 +36,8 @@ class Evaluation:
     entries: a row per policy, by its key, in the report's order, with its family, its
       caps (NaN without), and whether it has a router for each training seed.
     episodes: a row per policy, task and trial, with the columns of `Store.table`,
-      `training_seed` (its number, from 0), `difficulty` (of the task, by the
-      boundaries' episodes on this split), `hard` (whether it is "hard") and `hard_usd`
-      (the dollars if so, else 0).
+      `training_seed` (its number, from 0), `hard` (whether the task is hard, by the
+      boundaries' episodes on this split) and `hard_usd` (the dollars if so, else 0).
     tasks: ids of the tasks, in the evaluation's order.
     left_out: the number of pairs of task and trial that are left out, because a policy
       has no episode of them.
@@ -162,8 +161,7 @@ def load_split(
   successes = episodes.groupby(["task_id", "policy"]).success.agg(list)
   trials = successes.unstack()[[*BOUNDARY_KEYS]]
   difficulty = trials.apply(lambda row: rewards.difficulty(*row), axis=1)
-  episodes["difficulty"] = episodes.task_id.map(difficulty)
-  episodes["hard"] = episodes.difficulty == "hard"
+  episodes["hard"] = episodes.task_id.map(difficulty) == "hard"
   episodes["hard_usd"] = episodes.cost_usd * episodes.hard
   # The stage evaluate shares out the evaluation seeds among the training seeds in turn.
   episodes["training_seed"] = episodes.trial % config.train_seeds
