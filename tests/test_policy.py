@@ -24,7 +24,7 @@ from baar_jax.rollout.policy import EpisodeBudgets, StepContext, play_step
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.inputs import States, describe
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold, switch_thresholds
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -153,17 +153,17 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   np.testing.assert_allclose(np.bincount(draws) / 1000, p_A, atol=0.047)
 
 
-def test_a_threshold_weighs_the_dollars_of_three_models():
-  # The normalised dollars u are 0, .15 and 1. M2 replaces M3 from the logit
-  # -log(.5 / .2) / .85 on, and M1 replaces M2 from log(.5 / .3) / .15 on.
-  p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold(usd_A=(0.1, 0.4, 2.1))
+def test_a_threshold_weighs_the_ranks_of_three_models():
+  # The ranks u are 0, .5 and 1. M2 replaces M3 from the logit -log(.5 / .2) / .5 on, and
+  # M1 replaces M2 from log(.5 / .3) / .5 on.
+  p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold()
   # Of two models, LARGE is picked from the threshold on.
   assert [Threshold(x).pick(np.array([0.5, 0.5]), None) for x in (0.5, 0.51)] == [1, 0]
-  for model, logit in ((2, -1.1), (1, -1.0), (1, 0.0), (1, 3.3), (0, 3.5)):
+  for model, logit in ((2, -1.9), (1, -1.8), (1, 0.0), (1, 1.0), (0, 1.1)):
     rule.value = 1 / (1 + math.exp(-logit))
     assert rule.pick(p_A, None) == model
-  last = rule.switch_thresholds(p_A[None])[0]
-  assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.15, rel=1e-3)
+  last = switch_thresholds(p_A[None])[0]
+  assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(

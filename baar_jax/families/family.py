@@ -31,7 +31,6 @@ from baar_jax.learn.checkpoint import (
   check_metrics,
 )
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
-from baar_jax.llms.prices import prices_of
 from baar_jax.mesh import split_parameters
 from baar_jax.paper.bopo import Learner
 from baar_jax.paper.losses import sft_batch_loss
@@ -40,7 +39,12 @@ from baar_jax.rollout.jobs import BOPO, SFT, Plan, list_updates
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.network import InputsEncoder
-from baar_jax.router.policy import ARGMAX, RouterPolicy, Threshold
+from baar_jax.router.policy import (
+  ARGMAX,
+  RouterPolicy,
+  Threshold,
+  switch_thresholds,
+)
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import View, read_tokenizer
@@ -200,13 +204,12 @@ class RouterFamily(Family):
     trained = files.keep(
       (self.name, spec.lam), lambda: TrainedRouter(self, spec.lam, files)
     )
-    usd_A = [price.input for price in prices_of(files.config.models)]
     threshold = spec.threshold
     if spec.share is not None:
-      switch_N = Threshold(usd_A=usd_A).switch_thresholds(trained.stored_p_NxA)
+      switch_N = switch_thresholds(trained.stored_p_NxA)
       threshold = float(np.quantile(switch_N, 1.0 - spec.share))
     reader = trained.encoder.open_reader(trained.model, files.rows, files.mesh)
-    return self.policy(spec, reader, Threshold(threshold, usd_A))
+    return self.policy(spec, reader, Threshold(threshold))
 
 
 def list_points(config: Config, router: RouterSpec) -> list[RouterSpec]:

@@ -66,17 +66,14 @@ class Threshold:
 
   With more than two models, the model with the largest
   log p - log(value / (1 - value)) * u is picked (our choice). Here p is the router's
-  probability of the model. u is 0 for the cheapest model and 1 for the costliest. For
-  intermediate models, u is linear in their prices. With two models both rules agree.
+  probability of the model, and u its rank by price, from 0 for the cheapest model to 1
+  for the costliest. With two models both rules agree.
 
   Attributes:
     value: The threshold; 0.5 picks the most probable model.
-    usd_A: A price in dollars of each model, cheapest first. If the prices are
-      missing or do not rise, u is linear in the models' ranks.
   """
 
   value: float = ARGMAX
-  usd_A: Sequence[float] = ()
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
     """Pick a model by the threshold; the arguments are those of `Sample.pick`."""
@@ -84,32 +81,28 @@ class Threshold:
       return int(p_A[1] >= self.value)
     value = np.clip(self.value, TINY, 1 - TINY)
     logit = np.log(value / (1 - value))
-    return int(np.argmax(np.log(p_A + TINY) - logit * self._scale(len(p_A))))
+    return int(np.argmax(np.log(p_A + TINY) - logit * np.linspace(0, 1, len(p_A))))
 
-  def switch_thresholds(self, p_NxA: np.ndarray) -> np.ndarray:
-    """Compute the largest threshold at which a model costlier than SMALL is picked.
 
-    Above this threshold SMALL is picked. With two models the threshold is the
-    probability of LARGE.
+def switch_thresholds(p_NxA: np.ndarray) -> np.ndarray:
+  """Compute the largest threshold at which a model costlier than SMALL is picked.
 
-    Args:
-      p_NxA: the router's probability of each model at N decisions.
+  Above this threshold SMALL is picked. With two models the threshold is the probability
+  of LARGE.
 
-    Returns:
-      A threshold for each of the N decisions.
-    """
-    if p_NxA.shape[1] == 2:
-      return p_NxA[:, 1]
-    logp_NxA = np.log(p_NxA + TINY)
-    u_A = self._scale(p_NxA.shape[1])
-    gain_NxA = (logp_NxA[:, 1:] - logp_NxA[:, :1]) / u_A[None, 1:]
-    return 1 / (1 + np.exp(-gain_NxA.max(axis=1)))
+  Args:
+    p_NxA: the router's probability of each model at N decisions.
 
-  def _scale(self, models: int) -> np.ndarray:
-    """Compute u_A, each model's price or rank, mapped linearly to [0, 1]."""
-    rises = len(self.usd_A) == models and (np.diff(self.usd_A) > 0).all()
-    usd_A = np.array(self.usd_A if rises else range(models))
-    return (usd_A - usd_A[0]) / (usd_A[-1] - usd_A[0])
+  Returns:
+    A threshold for each of the N decisions.
+  """
+  models = p_NxA.shape[1]
+  if models == 2:
+    return p_NxA[:, 1]
+  logp_NxA = np.log(p_NxA + TINY)
+  u_A = np.linspace(0, 1, models)
+  gain_NxA = (logp_NxA[:, 1:] - logp_NxA[:, :1]) / u_A[None, 1:]
+  return 1 / (1 + np.exp(-gain_NxA.max(axis=1)))
 
 
 class RouterPolicy(Policy):
