@@ -131,16 +131,14 @@ def test_settings_that_change_the_mathematics_are_refused(field, value, tmp_path
   assert f"DIR/config.json has an unsupported {field} (" in refusal(tmp_path)
 
 
-def test_rotary_settings_are_read_in_all_forms(tmp_path):
-  """Newer versions of transformers write a section, or one for each type of layer."""
+def test_rotary_settings_are_read_in_both_forms(tmp_path):
+  """Newer versions of transformers write a section."""
   hf.write(tmp_path, SHAPE)
   section = {"rope_type": "default", "rope_theta": 5e5}
-  layers = {"full_attention": section, "sliding_attention": section}
-  for form in (section, {"rope_theta": 5e5, "full_attention": {}}, layers):
-    set_fields(tmp_path, {"rope_theta": None, "rope_parameters": form})
-    assert weights.read_config(tmp_path).rope_theta == 5e5
-  set_fields(tmp_path, {"rope_parameters": form | {"full_attention": {}}})
-  assert "rope_parameters differ between layers" in refusal(tmp_path)
+  set_fields(tmp_path, {"rope_theta": None, "rope_parameters": section})
+  assert weights.read_config(tmp_path).rope_theta == 5e5
+  set_fields(tmp_path, {"rope_parameters": {"full_attention": section}})
+  assert "rope_parameters by type of layer" in refusal(tmp_path)
   for name in ("rope_type", "type"):
     set_fields(tmp_path, {"rope_parameters": {name: "yarn"}})
     assert "unsupported rope_type" in refusal(tmp_path)

@@ -201,9 +201,9 @@ def load_qwen2(
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """Compare the tensors of a Hugging Face directory with those of its config.json.
 
-  The numbers of the tensors are not read, except those of an output head that is stored
-  although it is tied to the embedding: it must equal the embedding. Tensors of rotary
-  embeddings are ignored, because they are computed, not learnt.
+  The numbers of the tensors are not read. Tensors of rotary embeddings are ignored,
+  because they are computed, not learnt. So is an output head that is stored although it
+  is tied to the embedding.
 
   Args:
     directory: the directory with config.json and model*.safetensors.
@@ -229,14 +229,8 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
       raise ValueError(
         f"Cannot read {path} ({error}). Restore or download the file again."
       ) from None
-  tables = NAMES["head_VxD"], NAMES["embedding_VxD"]
-  if config.tie_word_embeddings and stored.keys() >= {*tables}:
-    if not np.array_equal(*[_read(file_of[name], name) for name in tables]):
-      raise ValueError(
-        f"{directory}: tensors {tables} differ, expected equal ones, as config.json"
-        " ties them. Set tie_word_embeddings to false there."
-      )
-    del stored[tables[0]]
+  if config.tie_word_embeddings:
+    stored.pop(NAMES["head_VxD"], None)
   for name in sorted(expected.keys() | stored.keys()):
     sizes = stored.get(name, "missing")
     needed = expected.get(name, "no such tensor")
@@ -269,11 +263,8 @@ def read_config(directory: Path | str) -> Qwen2Config:
   try:
     fields = json.loads(require_file(path).read_text())
     rope = fields.get("rope_parameters") or {}
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    if nested:  # They are told for each type of layer.
-      rope |= nested[0]
-      if nested != [nested[0]] * len(nested):
-        raise ValueError("rope_parameters differ between layers, expected one")
+    if any(isinstance(value, dict) for value in rope.values()):
+      raise ValueError("rope_parameters by type of layer, expected one for all layers")
     # The oldest name of rope_type is type.
     fields = {"model_type": "", "rope_type": rope.get("type"), **rope, **fields}
     fields = {name: value for name, value in fields.items() if value is not None}
