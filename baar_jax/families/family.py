@@ -183,9 +183,18 @@ class RouterFamily(Family):
     return RouterSpec(self.name, lam, update, seeds, cap_conditioned=reads_cap)
 
   def points(self, config: Config) -> Iterator[RouterSpec]:
-    """Yield each router's policies without a cap, and the same ones under each cap."""
+    """Yield each router's policies without a cap, and the same ones under each cap.
+
+    They are argmax, each threshold, and each share of LARGE. All trained routers get
+    the same ones (our choice; the paper traces a frontier by λ or a threshold, by
+    family).
+    """
     for router in self.list_routers(config):
-      points = list_points(config, router)
+      points = []
+      for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
+        points.append(dataclasses.replace(router, threshold=threshold))
+      for share in config.evaluate.shares:
+        points.append(dataclasses.replace(router, share=share))
       yield from points
       yield from cap_each(config, points)
 
@@ -196,8 +205,7 @@ class RouterFamily(Family):
   def train(self, run: Run) -> None:
     """Train the router on stored episodes with each training seed."""
     for files in run.all_files():
-      lesson = functools.partial(self.prepare, run, files)
-      learn_stored(run, files, self.name, lesson)
+      learn_stored(run, files, self.name, self.prepare)
 
   def open(self, spec: RouterSpec, files: RouterFiles) -> RouterPolicy:
     """Load a trained router, or take the one that was loaded last."""
@@ -210,20 +218,6 @@ class RouterFamily(Family):
       threshold = float(np.quantile(switch_N, 1.0 - spec.share))
     reader = trained.encoder.open_reader(trained.model, files.rows, files.mesh)
     return self.policy(spec, reader, Threshold(threshold))
-
-
-def list_points(config: Config, router: RouterSpec) -> list[RouterSpec]:
-  """List a router's policies: argmax, each threshold, and each share of LARGE.
-
-  All trained routers get the same ones (our choice; the paper traces a frontier by λ or
-  a threshold, by family).
-  """
-  points = []
-  for threshold in dict.fromkeys((ARGMAX, *config.evaluate.thresholds)):
-    points.append(dataclasses.replace(router, threshold=threshold))
-  for share in config.evaluate.shares:
-    points.append(dataclasses.replace(router, share=share))
-  return points
 
 
 class TrainedRouter:
@@ -362,7 +356,10 @@ def divide(
 
 
 def learn_stored(
-  run: Run, files: RouterFiles, family: str, prepare: Callable[[], Lesson]
+  run: Run,
+  files: RouterFiles,
+  family: str,
+  prepare: Callable[[Run, RouterFiles], Lesson],
 ) -> None:
   """Train a router on stored episodes, from the last checkpoint if there is one.
 
@@ -384,7 +381,7 @@ def learn_stored(
     progress = Progress(**checkpoints.progress)
     if progress.finished:
       return
-    lesson = prepare()
+    lesson = prepare(run, files)
     settings = files.config.sft
     encoder = open_encoder(files, lesson.labels)
     tasks = run.store.tasks("train") + run.store.tasks("dev")

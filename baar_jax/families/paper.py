@@ -12,7 +12,6 @@ from baar_jax.families.family import (
   RouterFamily,
   RouterSpec,
   learn_stored,
-  list_points,
 )
 from baar_jax.paper import bopo, losses
 from baar_jax.paper.sft import mix_batches
@@ -20,40 +19,30 @@ from baar_jax.rollout.jobs import BOPO, SFT
 from baar_jax.run import RouterFiles, Run, load_profiles, load_references
 
 
+def draw_references(run: Run, files: RouterFiles) -> Lesson:
+  """Draw batches of references for the SFT router of a training seed.
+
+  The loss on dev is measured on one batch of references of dev tasks, with the same
+  share of hard tasks as in training.
+
+  Raises:
+    ValueError: references are missing.
+  """
+  size = files.config.sft.batch_episodes
+  seed = files.config.seed
+  train = load_pools(run, files.config, "train")
+  dev = load_pools(run, files.config, "dev")
+  # The dev batch has at least as many episodes as there are dev tasks.
+  dev_size = max(size, sum(map(len, dev)))
+  dev_batch = next(mix_batches(*dev, dev_size, seed=seed))
+  return Lesson(mix_batches(*train, size, seed=seed), dev_batch)
+
+
 class BoSFT(RouterFamily):
   """The router that imitates the reference trajectories (paper: BoSFT)."""
 
   stage = SFT
-
-  def train(self, run: Run) -> None:
-    """Train the SFT router with each training seed."""
-    for files in run.all_files():
-      imitate_references(run, files)
-
-
-def imitate_references(run: Run, files: RouterFiles) -> None:
-  """Train the SFT router of a training seed, or of the ablation that has its own.
-
-  Raises:
-    ValueError: references are missing, or a metric is not finite.
-  """
-
-  def prepare() -> Lesson:
-    """Load the references.
-
-    The loss on dev is measured on one batch of references of dev tasks, with the same
-    share of hard tasks as in training.
-    """
-    size = files.config.sft.batch_episodes
-    seed = files.config.seed
-    train = load_pools(run, files.config, "train")
-    dev = load_pools(run, files.config, "dev")
-    # The dev batch has at least as many episodes as there are dev tasks.
-    dev_size = max(size, sum(map(len, dev)))
-    dev_batch = next(mix_batches(*dev, dev_size, seed=seed))
-    return Lesson(mix_batches(*train, size, seed=seed), dev_batch)
-
-  learn_stored(run, files, files.sft_family, prepare)
+  prepare = staticmethod(draw_references)
 
 
 def load_pools(
@@ -89,13 +78,12 @@ class Ablation(BoPO):
   def points(self, config: Config) -> Iterator[RouterSpec]:
     """Yield the policies without a cap; none unless the configuration names them."""
     if self.name in config.baselines.ablations:
-      for router in self.list_routers(config):
-        yield from list_points(config, router)
+      yield from (spec for spec in super().points(config) if not spec.cap)
 
   def configure(self, run: Run, files: RouterFiles) -> RouterFiles:
     """Leave out the part; train an SFT router too, if the references change."""
     config = ablate(files.config, self.name)
     files = dataclasses.replace(files, config=config, ablation=self.name)
     if files.sft_family != SFT:
-      imitate_references(run, files)
+      learn_stored(run, files, files.sft_family, draw_references)
     return files
