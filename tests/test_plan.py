@@ -46,12 +46,12 @@ def test_a_dry_run_creates_no_file_and_needs_no_key(
   config.env.live_per_process = 4
   hours = plan.tabulate(config, ["profile"]).hours["in all"]
   assert hours == pytest.approx(192 * 2 / 4 / 3600)
-  # References: 40 % of the tasks count as hard, 2 of 6 and 1 of 2, 3 samples each. BoPO: 1 lam,
+  # References: two of five tasks count as hard, 4 of 8, with 3 samples each. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes; vanilla RL may need three times as many. Evaluation: 2 dev
   # and 3 test tasks; both boundaries, first-large(K=1), random, sft, bopo and vanilla, the last
   # four also with K = 1.
   episodes = [cells[0] for cells in rows.values()]
-  assert episodes == [32, 9, 0, 8, 24, 5 * (3 + 2 * 4), 32 + 9 + 8 + 24 + 55]
+  assert episodes == [32, 12, 0, 8, 24, 5 * (3 + 2 * 4), 32 + 12 + 8 + 24 + 55]
 
 
 def test_missing_episodes_cost_the_mean_of_stored_ones(config, capsys):

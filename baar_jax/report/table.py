@@ -223,24 +223,22 @@ def measure_robustness(
     One row per number of `trials`. `tasks` is the number of compared tasks, and
     `agreement` the share of them with the same difficulty. `hard` and `base_hard` count
     the hard tasks by these trials and by the profile's. `hard_jaccard` is the Jaccard
-    similarity of the two sets of hard tasks. A share is None if there is nothing to
+    similarity of the two sets of hard tasks. A share is NaN if there is nothing to
     compare.
   """
   rows = []
   base = _label_by_trials(profiles, base_trials)
   for trials, repeated in repeats.items():
-    labels = _label_by_trials(repeated, trials)
-    tasks = base.keys() & labels.keys()
-    equal = sum(base[id_] == labels[id_] for id_ in tasks)
-    base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
-    hard = {id_ for id_ in tasks if labels[id_] == "hard"}
+    labels = {"base": base, "new": _label_by_trials(repeated, trials)}
+    compared = pd.DataFrame(labels).dropna()
+    is_hard = compared == "hard"
     row = {
       "trials": trials,
-      "tasks": len(tasks),
-      "agreement": _divide(equal, len(tasks)),
-      "hard": len(hard),
-      "base_hard": len(base_hard),
-      "hard_jaccard": _divide(len(hard & base_hard), len(hard | base_hard)),
+      "tasks": len(compared),
+      "agreement": (compared.base == compared.new).mean(),
+      "hard": is_hard.new.sum(),
+      "base_hard": is_hard.base.sum(),
+      "hard_jaccard": is_hard[is_hard.any(axis=1)].all(axis=1).mean(),
     }
     rows.append(row)
   return rows
@@ -261,8 +259,3 @@ def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, 
     if len(small) == len(large) == trials:
       labels[id_] = rewards.difficulty(small, large)
   return labels
-
-
-def _divide(part: int, whole: int) -> float | None:
-  """Compute part / whole; None if the whole is 0."""
-  return part / whole if whole else None
