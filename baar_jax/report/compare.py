@@ -148,8 +148,8 @@ class Results:
     data: their test episodes.
     labels: the labels of all families, by name.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
-    boundary_usd: a row per training task, with the median dollars of always-SMALL
-      (small) and of always-LARGE (large).
+    inverted: for each training task, whether always-SMALL has cost more dollars than
+      always-LARGE, by the medians.
     ledger: a row per part of the run's dollars; see `read_ledger`.
   """
 
@@ -158,7 +158,7 @@ class Results:
   data: Evaluation
   labels: Mapping[str, str]
   robustness: pd.DataFrame
-  boundary_usd: pd.DataFrame
+  inverted: Sequence[bool]
   ledger: pd.DataFrame
 
   def label(self, name: str) -> str:
@@ -341,8 +341,8 @@ def judge_claims(results: Results) -> pd.DataFrame:
     elif gain["gain_high"] < 0:
       verdict = "does not hold"
     rows.append({"claim": text, "verdict": verdict} | gain)
-  if len(results.boundary_usd):
-    share = (results.boundary_usd.small > results.boundary_usd.large).mean()
+  if results.inverted:
+    share = np.mean(results.inverted)
     verdict = "holds" if share else "does not hold"
     text = "SMALL costs more than LARGE on some training tasks"
     rows.append({"claim": text, "verdict": verdict, "gain": share})

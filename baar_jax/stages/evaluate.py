@@ -133,16 +133,22 @@ def choose_on_dev(
   data = load_split(store, planned, config, "dev")
   # Means of the same numbers may differ in their last bits. Rounding makes them equal.
   mean = data.mean(COMPARED_COLUMNS).round(12)
-  points = _list_points(planned, config)
+  is_capped = data.entries[[*BUDGETS]].notna().any(axis=1)
+  free = data.entries[~is_capped]
+  # A policy with a cap on calls may be a point of a frontier, for a router may cap
+  # itself (our choice; the paper's frontiers have no caps).
+  pointed = data.entries[data.entries.usd_budget.isna()]
+  points = dict(pointed.groupby("family", sort=False).groups)
+  if config.baselines.ablations:
+    # Ablations are played without a cap, so they are compared with such policies.
+    points[COMPARED] = free.index[free.family == BOPO]
   vertices = {}
   for family, metric in itertools.product(points, METRICS):
     vertices[family, metric] = _on_hull(mean, points[family], metric)
   main = CONDITIONED if CONDITIONED in points else BOPO
   middle_usd = mean.cost_usd[[*BOUNDARY_KEYS]].mean()
-  is_capped = data.entries[[*BUDGETS]].notna().any(axis=1)
   typical = {}
   distance_usd = (mean.cost_usd - middle_usd).abs()
-  free = data.entries[~is_capped]
   for family, names in free.groupby("family").groups.items():
     if family not in ABLATIONS:
       on_hull = names.intersection(vertices[family, data.sr])
@@ -152,8 +158,8 @@ def choose_on_dev(
   capped = data.entries[is_capped].assign(merit=merit, cost_usd=mean.cost_usd)
   capped = capped.sort_values("cost_usd", kind="stable")
   best = capped.groupby(["family", *BUDGETS], dropna=False).merit.idxmax()
-  free = {s.key: s for s in planned if s.family == CONDITIONED and not s.cap}
-  default = free.get(choose_default(data, [*free])) if free else None
+  ours = {s.key: s for s in planned if s.family == CONDITIONED and not s.cap}
+  default = ours.get(choose_default(data, [*ours])) if ours else None
   chosen = {*typical.values(), *best}.union(*vertices.values())
   listed = [spec for spec in planned if spec.key in chosen or spec is default]
   return Choice(mean, listed, main, [*best], vertices, typical, default)
@@ -181,27 +187,6 @@ def choose_default(data: Evaluation, names: Sequence[str]) -> str:
   gap_PxN = score_PxN.loc[score_PxN.mean(axis=1).idxmax()] - score_PxN
   error_P = gap_PxN.sem(axis=1).fillna(0.0)  # One task has no standard error.
   return usd_P[gap_PxN.mean(axis=1) <= error_P + 1e-9].idxmin()
-
-
-def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
-  """Return the policies that may be points of each family's frontier, by their keys.
-
-  Policies with a cap on dollars are left out. Those with a cap on calls are not, for a
-  router may cap itself (our choice; the paper's frontiers have no caps). If there are
-  ablations, the entry COMPARED has the policies of BoPO that they are compared with.
-  """
-  points = {}
-  compared = []
-  for spec in planned:
-    if spec.cap.usd is None:
-      points.setdefault(spec.family, []).append(spec.key)
-    # Ablations are played without a cap, so they are compared with BoPO's policies
-    # without a cap.
-    if spec.family == BOPO and not spec.cap:
-      compared.append(spec.key)
-  if config.baselines.ablations:
-    points[COMPARED] = compared
-  return points
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
@@ -253,10 +238,7 @@ def load_results(
     data=load_split(store, choice.entries, config, "test"),
     labels=LABELS,
     robustness=pd.DataFrame(robustness),
-    boundary_usd=pd.DataFrame(
-      [(profile.cost_small, profile.cost_large) for profile in profiles],
-      columns=["small", "large"],
-    ),
+    inverted=[profile.cost_small > profile.cost_large for profile in profiles],
     ledger=read_ledger(config, directory),
   )
 
