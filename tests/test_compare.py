@@ -24,8 +24,8 @@ from baar_jax.conditioned.policy import ConditionedSpec
 from baar_jax.families.family import RouterSpec
 from baar_jax.families.table import list_specs
 from baar_jax.report.compare import Results, label_policy
+from baar_jax.report.page import claim, main_budgets, terminal_table
 from baar_jax.report.table import COMPARED, load_split
-from baar_jax.report.texts import claim, main_budgets, terminal_table
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import Cap
 from baar_jax.stages.evaluate import LABELS, choose_on_dev, load_results

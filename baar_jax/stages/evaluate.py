@@ -27,7 +27,6 @@ from baar_jax.report.table import (
   measure_robustness,
   read_ledger,
 )
-from baar_jax.report.texts import terminal_table
 from baar_jax.rollout.jobs import (
   BOPO,
   BOUNDARY_KEYS,
@@ -265,5 +264,5 @@ def report(run: Run) -> None:
   results = load_results(
     run.store, listed, config, run.dir, robustness, profiles.values()
   )
-  print(terminal_table(results))
+  print(page.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
