@@ -4,7 +4,6 @@ import collections
 from pathlib import Path
 
 from baar_jax.envs import base
-from baar_jax.episode import SMALL
 from baar_jax.families.family import load_router
 from baar_jax.families.table import open_with
 from baar_jax.mesh import exchange
@@ -79,9 +78,7 @@ def profile(run: Run) -> None:
   run.store.finish("profile")
   for split, profiles in (("train", train.values()), ("dev", dev.values())):
     mix = dict(collections.Counter(p.difficulty for p in profiles))
-    inverted = sum(p.cost_small > p.cost_large for p in profiles)
-    counts = f"{len(profiles)} tasks, {mix}, SMALL costlier than LARGE on {inverted}"
-    run.print(f"profile of {split}: {counts}")
+    run.print(f"profile of {split}: {len(profiles)} tasks, {mix}")
 
 
 def references(run: Run) -> None:
@@ -104,14 +101,8 @@ def references(run: Run) -> None:
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in tasks.hard]
   fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)
-  models = []
-  for episode in chosen:
-    models += [step.model for step in episode.steps]
-  large = sum(model != SMALL for model in models)
-  share = large / max(len(models), 1)
-  counts = f"{len(chosen)} hard tasks, LARGE at {share:.0%} of their steps"
   trials = f"{fallback} without a successful sample take a trial of always-LARGE"
-  run.print(f"references: {counts}; {trials}")
+  run.print(f"references: {len(chosen)} hard tasks; {trials}")
 
 
 def update_vocabulary(run: Run) -> None:
