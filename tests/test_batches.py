@@ -12,7 +12,7 @@ from baar_jax.router.view import Window
 
 
 def test_a_batch_of_windows_by_hand():
-  windows = [Window([11, 12, 13], [0, 2], 0), Window([31], [0], 2)]
+  windows = [Window([11, 12, 13], [0, 2]), Window([31], [0])]
   text = TextEncoder(make_view(max_tokens=500)).pad(windows, 3, 2)
   # Rows of 250 or 500 tokens are compiled.
   rows = [[11, 12, 13], [31, 0, 0], [0, 0, 0]]

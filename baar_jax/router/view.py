@@ -92,14 +92,12 @@ class Window(NamedTuple):
     tokens: The token ids. With --config.router.view=transcript, a decision token
       follows each position except the last.
     positions: Indices in `tokens`, ascending. At each one the router predicts the
-      decision of a step: `first`, `first + 1` and so on. With
-      --config.router.view=paper there is one position.
-    first: The step of the first position, counted from 0.
+      decision of a step; steps follow each other. With --config.router.view=paper there
+      is one position.
   """
 
   tokens: list[int]
   positions: list[int]
-  first: int
 
 
 class View:
@@ -258,7 +256,7 @@ def write_transcript(
   config = view.config
   head = view.preview(TASK, task.description, config.description_tokens)
   start = view.preview(START, steps[0].observation, config.result_tokens)
-  windows = [Window([*head, *start], [], 0)]
+  windows = [Window([*head, *start], [])]
   blocks = []
   answer = ()
   for s, step in enumerate(steps):
@@ -275,7 +273,7 @@ def write_transcript(
       first = max(fitting, short - 1)
       omitted = view.encode(f"\nsteps 1-{first} omitted")
       tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
-      window = Window(tokens, [], s)
+      window = Window(tokens, [])
       windows.append(window)
     window.positions.append(len(window.tokens) - 1)
     if s + 1 < len(steps):
@@ -344,7 +342,7 @@ def write_prompts(
     oldest = max(0, s - RECENT_STEPS) if remaining_caps[s] else 0
     first = _find_first_block(blocks[:s], limits, oldest)
     tokens = [*head, *omitted[first], *sum(blocks[first:s], ()), *tail]
-    windows.append(Window(tokens, [len(tokens) - 1], s))
+    windows.append(Window(tokens, [len(tokens) - 1]))
   return windows
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.families.conditioned import save_default
 from baar_jax.families.table import (
-  FAMILIES,
   find_uncapped,
   list_specs,
   open_with,
@@ -37,10 +36,6 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run, load_profiles
 from baar_jax.store import BUDGETS, Store
-
-# The label of each family in the report.
-LABELS = {name: family.label for name, family in FAMILIES.items()}
-LABELS[COMPARED] = "BoPO at the same λ"
 
 
 def main(run: Run) -> None:
@@ -75,7 +70,7 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
-      title = f"{split} {label_policy(spec, LABELS)}"
+      title = f"{split} {label_policy(spec)}"
       run.play(title, {spec: jobs}, open_with(files))
 
 
@@ -235,7 +230,6 @@ def load_results(
     config=config,
     choice=choice,
     data=load_split(store, choice.entries, config, "test"),
-    labels=LABELS,
     robustness=pd.DataFrame(robustness),
     inverted=[profile.cost_small > profile.cost_large for profile in profiles],
     ledger=read_ledger(config, directory),
