@@ -2,13 +2,12 @@
 
 import base64
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
-import matplotlib
 import pandas as pd
+from matplotlib import style
 from matplotlib.figure import Figure
 
 from baar_jax.config import EnvConfig, ModelsConfig
@@ -18,18 +17,8 @@ from baar_jax.report.compare import Results
 from baar_jax.report.table import METRICS
 from baar_jax.rollout.jobs import BOPO, BOUNDARY_KEYS, FIRST_LARGE
 
-MUTED = "#5f6875"
 # Matplotlib's markers of the families' lines, by order of appearance.
 MARKERS = "*ovs^Dp<h>P"
-STYLE = {
-  "axes.axisbelow": True,
-  "axes.grid": True,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "grid.color": "#dfe3e8",
-  "legend.frameon": False,
-}
-
 # The formats of columns, by the last word of their names; others have the format "g".
 # The letter z writes -0 as 0.
 FORMATS = {
@@ -176,7 +165,7 @@ def write(results: Results, directory: Path) -> Path:
   """
   directory.mkdir(parents=True, exist_ok=True)
   figures = {}
-  with matplotlib.rc_context(STYLE):
+  with style.context("seaborn-v0_8-whitegrid"):
     for metric in results.metrics:
       file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
       figures[metric] = save(draw_frontier(results, metric), file)
@@ -245,10 +234,8 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   policies = results.policies
   small, large = BOUNDARY_KEYS
   ends = policies.loc[[small, large], ["cost_usd", metric]]
-  axes.plot(*ends.to_numpy().T, "--X", color=MUTED, label="random mix of both models")
-  for name, side, up in ((small, "left", -14), (large, "right", 8)):
-    place = {"textcoords": "offset points", "xytext": (0, up), "ha": side}
-    axes.annotate(results.label(name), ends.loc[name], **place)
+  mixes = "always-SMALL to always-LARGE"
+  axes.plot(*ends.to_numpy().T, "--X", color="gray", label=mixes)
   rows = results.frontiers[results.frontiers.metric == metric]
   for place, row in enumerate(rows.itertuples()):
     is_main = row.family == results.choice.main
@@ -384,22 +371,19 @@ def terminal_table(results: Results) -> str:
   """Write the main results for a terminal.
 
   There is a line per policy, a table of the caps K, a line with what acted and what was
-  paid for it, the page's claim, and its advice. Dollars have three significant digits
-  of the cheapest policy without a cap in dollars.
+  paid for it, the page's claim, and its advice.
   """
   sr = results.data.sr
-  lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
-  table = results.policies.sort_values("usd_budget", key=pd.notna, kind="stable")
-  cheapest_usd = table.cost_usd[table.usd_budget.isna()].min()
-  digits = 4
-  if cheapest_usd > 0:
-    digits = 2 - math.floor(math.log10(cheapest_usd))
-  for _, p in table.iterrows():
-    use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
-    lines.append(
-      f"{p[sr]:>5.1f}{p.success_percent:>9.1f}{p.cost_usd:>10.{digits}f}"
-      f"{p.large_calls:>7.1f}{use:>6}  {p.label}"
-    )
+  columns = [
+    "label",
+    *dict.fromkeys((sr, "success_percent")),
+    "cost_usd",
+    "large_calls",
+    "use_share",
+  ]
+  # Without the ends of the intervals, which the page has.
+  policies = as_texts(results, results.policies[columns], *columns)
+  lines = [policies.set_index("label").to_string()]
   if len(results.hard_budget):
     lines.append(main_budgets(results).to_string(index=False))
   parts = [describe_models(results.config.models)]
