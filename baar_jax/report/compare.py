@@ -180,6 +180,49 @@ class Results:
       return [sr]
     return sorted(METRICS, key=lambda metric: metric != sr)
 
+  def resample_area(self, family: str, metric: str) -> np.ndarray | None:
+    """Compute a family's area_B in each resample; None if it was not evaluated.
+
+    It is the area under the line through the family's policies that were chosen on dev.
+    The choice does not see test episodes, so a family with more policies has no
+    advantage.
+
+    Args:
+      family: the family, COMPARED, or "" for a random mix of the boundaries.
+      metric: one of METRICS.
+    """
+    policies = self.choice.vertices.get((family, metric), [] if family == "" else None)
+    if policies is None:
+      return None
+    line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
+    cost_VxB = self.data.resampled["cost_usd"].loc[line]
+    return frontier.area_along(cost_VxB, self.data.resampled[metric].loc[line])
+
+  def areas(self, families: Sequence[str]) -> pd.DataFrame:
+    """Compute the area of each family, and the first family's gain over each.
+
+    Args:
+      families: the families. The first one is compared with the others.
+
+    Returns:
+      A row per family and metric, with AREA_COLUMNS.
+    """
+    first_B = {}
+    rows = []
+    for family, metric in itertools.product(families, self.metrics):
+      area_B = self.resample_area(family, metric)
+      if area_B is None:
+        continue
+      policies = self.choice.vertices[family, metric]
+      gain_B = first_B.get(metric, np.nan) - area_B
+      if family == families[0]:
+        first_B[metric] = area_B
+      row = {"family": family, "metric": metric, "policies": policies}
+      row["vertices"] = len(policies)
+      rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
+    # Naming the columns keeps them in a table without rows.
+    return pd.DataFrame(rows, columns=AREA_COLUMNS)
+
   @functools.cached_property
   def frontiers(self) -> pd.DataFrame:
     """Return the areas of all families but the ablations, and the main one's gains."""
@@ -187,7 +230,7 @@ class Results:
     for family, _ in self.choice.vertices:
       if family not in (*families, *BOUNDARY_KEYS, *ABLATIONS, COMPARED):
         families.append(family)
-    return areas(self.data, self.choice, families, self.metrics)
+    return self.areas(families)
 
   @functools.cached_property
   def ablations(self) -> pd.DataFrame:
@@ -195,12 +238,46 @@ class Results:
     families = []
     if self.config.baselines.ablations:
       families = [COMPARED, SFT, *ABLATIONS]
-    return areas(self.data, self.choice, families, self.metrics)
+    return self.areas(families)
 
   @functools.cached_property
   def claims(self) -> pd.DataFrame:
-    """Return a row per claim of the paper whose families were evaluated, in SR."""
-    return judge_claims(self)
+    """Judge the claims of the paper whose policies were evaluated, in SR.
+
+    A claim holds if the interval of its gain is above 0, and does not hold if it is
+    below 0. Else it is not shown. The gain is a difference of two areas, or of two
+    shares. Inverted costs are those of a task's medians (our choice; the paper counts
+    trajectories).
+
+    Returns:
+      A row per claim.
+    """
+    data = self.data
+    gains = {}  # by claim, in each resample
+    for claim in CLAIMS:
+      better_B = self.resample_area(claim.better, data.sr)
+      worse_B = self.resample_area(claim.worse, data.sr)
+      if better_B is not None and worse_B is not None:
+        gains[claim.text] = better_B - worse_B
+    if policy := self.choice.typical.get(BOPO):
+      usd = {name: table.loc[policy] for name, table in data.resampled.items()}
+      hard_B = usd["hard_usd"] / usd["cost_usd"]
+      gains["BoPO moves dollars to hard tasks"] = hard_B - usd["hard"]
+    rows = []
+    for text, gain_B in gains.items():
+      gain = interval("gain", np.asarray(gain_B))
+      verdict = "not shown"
+      if gain["gain_low"] > 0:
+        verdict = "holds"
+      elif gain["gain_high"] < 0:
+        verdict = "does not hold"
+      rows.append({"claim": text, "verdict": verdict} | gain)
+    if self.inverted:
+      share = np.mean(self.inverted)
+      verdict = "holds" if share else "does not hold"
+      text = "SMALL costs more than LARGE on some training tasks"
+      rows.append({"claim": text, "verdict": verdict, "gain": share})
+    return pd.DataFrame(rows)
 
   @functools.cached_property
   def hard_budget(self) -> pd.DataFrame:
@@ -252,99 +329,6 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   over |= episodes.large_calls > episodes.call_budget
   table["overspends"] = over.groupby(episodes.policy).sum()
   return table
-
-
-def areas(
-  data: Evaluation, choice: Choice, families: Sequence[str], metrics: Sequence[str]
-) -> pd.DataFrame:
-  """Compute the area of each family, and the first family's gain over each.
-
-  Args:
-    data: the evaluation on test.
-    choice: the policies that dev has chosen.
-    families: the families. The first one is compared with the others.
-    metrics: some of METRICS.
-
-  Returns:
-    A row per family and metric, with AREA_COLUMNS.
-  """
-  first_B = {}
-  rows = []
-  for family, metric in itertools.product(families, metrics):
-    area_B = resample_area(data, choice, family, metric)
-    if area_B is None:
-      continue
-    policies = choice.vertices[family, metric]
-    gain_B = first_B.get(metric, np.nan) - area_B
-    if family == families[0]:
-      first_B[metric] = area_B
-    row = {"family": family, "metric": metric, "policies": policies}
-    row["vertices"] = len(policies)
-    rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
-  # Naming the columns keeps them in a table without rows.
-  return pd.DataFrame(rows, columns=AREA_COLUMNS)
-
-
-def resample_area(
-  data: Evaluation, choice: Choice, family: str, metric: str
-) -> np.ndarray | None:
-  """Compute a family's area_B in each resample; None if it was not evaluated.
-
-  It is the area under the line through the family's policies that were chosen on dev.
-  The choice does not see test episodes, so a family with more policies has no
-  advantage.
-
-  Args:
-    data: the evaluation on test.
-    choice: the policies that dev has chosen.
-    family: the family, COMPARED, or "" for a random mix of the boundaries.
-    metric: one of METRICS.
-  """
-  policies = choice.vertices.get((family, metric), [] if family == "" else None)
-  if policies is None:
-    return None
-  line = [BOUNDARY_KEYS[0], *policies, BOUNDARY_KEYS[1]]
-  cost_VxB = data.resampled["cost_usd"].loc[line]
-  return frontier.area_along(cost_VxB, data.resampled[metric].loc[line])
-
-
-def judge_claims(results: Results) -> pd.DataFrame:
-  """Judge the claims of the paper whose policies were evaluated, in SR.
-
-  A claim holds if the interval of its gain is above 0, and does not hold if it is below
-  0. Else it is not shown. The gain is a difference of two areas, or of two shares.
-  Inverted costs are those of a task's medians (our choice;
-  the paper counts trajectories).
-
-  Returns:
-    A row per claim.
-  """
-  data = results.data
-  gains = {}  # by claim, in each resample
-  for claim in CLAIMS:
-    better_B = resample_area(data, results.choice, claim.better, data.sr)
-    worse_B = resample_area(data, results.choice, claim.worse, data.sr)
-    if better_B is not None and worse_B is not None:
-      gains[claim.text] = better_B - worse_B
-  if policy := results.choice.typical.get(BOPO):
-    usd = {name: table.loc[policy] for name, table in data.resampled.items()}
-    hard_B = usd["hard_usd"] / usd["cost_usd"]
-    gains["BoPO moves dollars to hard tasks"] = hard_B - usd["hard"]
-  rows = []
-  for text, gain_B in gains.items():
-    gain = interval("gain", np.asarray(gain_B))
-    verdict = "not shown"
-    if gain["gain_low"] > 0:
-      verdict = "holds"
-    elif gain["gain_high"] < 0:
-      verdict = "does not hold"
-    rows.append({"claim": text, "verdict": verdict} | gain)
-  if results.inverted:
-    share = np.mean(results.inverted)
-    verdict = "holds" if share else "does not hold"
-    text = "SMALL costs more than LARGE on some training tasks"
-    rows.append({"claim": text, "verdict": verdict, "gain": share})
-  return pd.DataFrame(rows)
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:

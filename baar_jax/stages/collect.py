@@ -31,22 +31,18 @@ def setup(run: Run) -> None:
     ValueError: the weights, the engine or the tasks cannot be used.
   """
 
-  def say(line: str) -> None:
-    """Print a line with the name of this stage."""
-    run.print(f"setup: {line}")
-
   if run.config.router.weights:
     check_pretrained(run.config.router)
   env = run.config.env
   engine = base.load(env.kind).engine
   if engine is None:
-    say(f"{env.kind} needs no engine")
+    run.print(f"setup: {env.kind} needs no engine")
     return
   engine.install()
-  say(f"the engine of {engine.name} is in {engine.directory}")
+  run.print(f"setup: the engine of {engine.name} is in {engine.directory}")
   data = engine.find_data(env.options.get("data", ""))
   if problem := engine.explain_missing(data):
-    say(problem)
+    run.print(f"setup: {problem}")
   else:
     # This call raises an error if the tasks cannot be used.
     run.tasks("train")
