@@ -407,8 +407,6 @@ def learn_stored(
           **files.marks,
           stage=stage,
           update=number,
-          updates=settings.updates,
-          learning_rate=settings.learning_rate,
           **metrics,
         )
         bar.update()

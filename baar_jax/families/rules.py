@@ -152,9 +152,12 @@ def list_random(config: Config) -> Iterable[PolicySpec]:
   return play_each(config, [RandomSpec(RANDOM, p) for p in config.evaluate.random_p])
 
 
-def list_none(config: Config) -> list[PolicySpec]:
-  """List no policy: the family only plays the episodes that routers learn from."""
-  return []
+class Samples(Family):
+  """A family that only plays the episodes that routers learn from."""
+
+  def open(self, spec: SampledSpec, files: RouterFiles) -> RulePolicy:
+    """Make a policy that decides by the sampling plans."""
+    return RulePolicy(spec, take_sampled)
 
 
 RULES = [
@@ -174,14 +177,7 @@ RULES = [
     is_rival=True,
     rule=take_large_after_failure,
   ),
-  Rule("stratified", "stratified samples", rule=take_sampled, list_points=list_none),
-  Rule(
-    "exploration", "samples of hard tasks", rule=take_sampled, list_points=list_none
-  ),
-  Rule(
-    "exploration-all",
-    "samples of other tasks",
-    rule=take_sampled,
-    list_points=list_none,
-  ),
+  Samples("stratified", "stratified samples"),
+  Samples("exploration", "samples of hard tasks"),
+  Samples("exploration-all", "samples of other tasks"),
 ]

@@ -201,9 +201,8 @@ def load_qwen2(
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """Compare the tensors of a Hugging Face directory with those of its config.json.
 
-  The numbers of the tensors are not read. Tensors of rotary embeddings are ignored,
-  because they are computed, not learnt. So is an output head that is stored although it
-  is tied to the embedding.
+  The numbers of the tensors are not read. An output head that is stored although it is
+  tied to the embedding is ignored.
 
   Args:
     directory: the directory with config.json and model*.safetensors.
@@ -222,9 +221,8 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
     try:
       with safe_open(require_file(path), "np") as file:
         for name in file.keys():  # noqa: SIM118
-          if ".rotary_emb." not in name:
-            stored[name] = tuple(file.get_slice(name).get_shape())
-            file_of[name] = path
+          stored[name] = tuple(file.get_slice(name).get_shape())
+          file_of[name] = path
     except (SafetensorError, OSError) as error:
       raise ValueError(
         f"Cannot read {path} ({error}). Restore or download the file again."
