@@ -13,7 +13,7 @@ import pytest
 from tiny import ROOT, SANDBOX, SIZES, follow
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import Recall, open_envs
+from baar_jax.envs.process import open_envs
 from examples.sandbox import Sandbox
 
 
@@ -34,26 +34,6 @@ def play(env, task_id: str) -> list:
   opening = env.reset(task_id)
   wasted = env.step(env.mistake("wasted", "key"))
   return [opening, wasted, *follow(env), env.score()]
-
-
-def test_remembered_moves_are_played_only_before_a_new_one():
-  memory = {}
-  slots = []
-  for _ in range(2):
-    played = []
-    slots.append(
-      (
-        Recall(lambda *call, played=played: played.append(call) or len(played), memory),
-        played,
-      )
-    )
-  (first, _), (second, played) = slots
-  reset, left, right = ("reset", "t"), ("step", "l"), ("step", "r")
-  assert [first(*call) for call in (reset, left)] == [1, 2]
-  assert [second(*call) for call in (reset, left)] == [1, 2] and played == []
-  assert second(*right) == 3 and played == [reset, left, right]
-  second(*reset)
-  assert second(*right) == 5 and played[3:] == [reset, right]
 
 
 def test_slots_answer_in_threads_as_the_environment_itself():
@@ -121,7 +101,7 @@ class Stuck(Env):
     time.sleep(600)
 """
 PARENT = """
-from baar_jax.envs.process import Recall, open_envs
+from baar_jax.envs.process import open_envs
 (env,) = open_envs("stuck.py:Stuck", {}, 1, 1)
 env.reset("t")
 print(env.child.process.pid, flush=True)

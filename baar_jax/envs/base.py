@@ -186,9 +186,6 @@ class Env:
     episodes_per_process: the most live episodes that may share a child process; None is
       any number.
     needs_process: whether episodes run in child processes.
-    remembered: whether a child's answers are remembered instead of played again. Set
-      this only if all answers depend on nothing but the task, the actions since the
-      reset, and the arguments.
     scripted_options: values that these options must have if models are scripted.
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
@@ -207,7 +204,6 @@ class Env:
   prompt_growth = 150
   episodes_per_process: int | None = None
   needs_process = True
-  remembered = False
   scripted_options: Mapping[str, Any] = {}
 
   system_prompt: str

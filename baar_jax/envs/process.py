@@ -2,12 +2,10 @@
 
 Parent and child exchange lines of JSON. A child may run several episodes, each in its
 own slot. If a child dies, hangs or fails, the parent raises EnvDied, and the next
-reset() starts a new child. The parent remembers the answers of an environment that
-allows it (`Env.remembered`). The first half of this file runs in the child.
+reset() starts a new child. The first half of this file runs in the child.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -21,7 +19,6 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,8 +40,6 @@ RETURNED = (WrongResult, ValueError, NotImplementedError, EnvDied)
 RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
 FREE_METHODS = ("tasks", "reset")  # methods that work without a live episode
 MOVES = ("reset", "step")  # methods that change an episode's state
-MAX_ANSWERS = 400_000  # limit of a run's memory; ScienceWorld's take about 0.5 kB each
-
 
 # What each method or attribute of an environment gives.
 RESULTS = {
@@ -322,56 +317,6 @@ def _kill_group(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-@dataclasses.dataclass(eq=False)
-class Recall:
-  """Answer an environment's calls from memory, and ask its child for new answers.
-
-  While answers are remembered, the child's episode stays behind. Before a new call, the
-  child plays the missing moves, from a reset if its episode has taken another way.
-
-  Attributes:
-    _ask: calls a method of the environment in the child.
-    _memory: the answers by the moves before a call and the call itself, for all
-      environments of the run, whose threads share it.
-    _moves: the calls that led to the current state.
-    _played: the calls that led to the state in the child; () is no episode.
-  """
-
-  _ask: Callable[..., Any]
-  _memory: dict[tuple, Any]
-  _moves: tuple = ()
-  _played: tuple = ()
-
-  def __call__(self, *call: str) -> Any:
-    """Return the answer to a call, a method's name and its arguments."""
-    if call[0] in FREE_METHODS:
-      self._moves = ()
-    calls = (*self._moves, call)
-    answer = self._memory.get(calls)
-    if answer is None:
-      answer = self._catch_up(calls)
-      # Policies play the same tasks in the same order, so the oldest answers would be
-      # needed next: all are forgotten.
-      if len(self._memory) > MAX_ANSWERS:
-        self._memory.clear()
-      self._memory[calls] = answer
-    if call[0] in MOVES:
-      self._moves = calls
-    return answer
-
-  def _catch_up(self, calls: tuple) -> Any:
-    """Make the calls that the child's episode lacks, and return the last answer."""
-    played = self._played
-    if self._moves[: len(played)] != played:
-      played = ()
-    # If a call fails, the child's episode begins again at the next call.
-    self._played = ()
-    for call in calls[len(played) :]:
-      answer = self._ask(*call)
-    self._played = calls if call[0] in MOVES else self._moves
-    return answer
-
-
 class ProcessEnv(Env):
   """The parent's handle of an environment that runs in a slot of a child.
 
@@ -384,7 +329,6 @@ class ProcessEnv(Env):
     environment: type[Env],
     child: Child,
     slot: int,
-    memory: dict[tuple, Any],
   ) -> None:
     """Connect to a slot of a child.
 
@@ -392,7 +336,6 @@ class ProcessEnv(Env):
       environment: the class of the environment.
       child: the child process.
       slot: index of the environment in the child.
-      memory: the answers so far, if the class allows to remember them; see Recall.
     """
     self.code_actions = environment.code_actions
     self.scores_steps = environment.scores_steps
@@ -400,8 +343,6 @@ class ProcessEnv(Env):
     self.success_score = environment.success_score
     self.child = child
     self._call = functools.partial(child.call, slot)
-    if environment.remembered:
-      self._call = Recall(self._call, memory)
     self._oracle: dict | None = None
 
   def tasks(self, split: str) -> list[Task]:
@@ -461,11 +402,10 @@ def open_envs(
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
   environment = base.load(kind)
-  memory: dict[tuple, Any] = {}
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
   envs = []
   for slot in range(live_per_process):
-    envs += [ProcessEnv(environment, child, slot, memory) for child in children]
+    envs += [ProcessEnv(environment, child, slot) for child in children]
   return envs
 
 

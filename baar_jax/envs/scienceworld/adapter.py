@@ -106,7 +106,6 @@ class ScienceWorld(Env):
 
   Options = Options
   metric = "score"
-  remembered = True
   scripted_options = {"short_tasks": True}
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   scores_steps = True
