@@ -218,8 +218,6 @@ class Episode:
     call_budget: cap on the calls of models costlier than SMALL; None is no cap.
     usd_budget: cap on the method's dollars of all calls and failed attempts (B_max);
       None is no cap.
-    reused: whether the episode is a copy of another policy's or of another run's, and
-      was not played again.
     lost_usd: dollars of failed attempts at calls that no step contains.
     success_score: the lowest score of a success; see Env.success_score.
   """
@@ -233,7 +231,6 @@ class Episode:
   stop: str
   call_budget: int | None = None
   usd_budget: float | None = None
-  reused: bool = False
   lost_usd: float = 0.0
   success_score: float = 1.0
 

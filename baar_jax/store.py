@@ -45,6 +45,7 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
       deciding_usd: the router's compute, and a judge's answers.
       counted_usd: the method's dollars of all calls, which a cap counts, with failed
         attempts that belong to no step (`lost_usd`).
+      reused: False; `Store.adopt` marks its copies.
   """
   steps = episode.steps
   names = (
@@ -55,12 +56,12 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     "large_calls",
     "cost_usd",
     "spent_usd",
-    "reused",
   )
   return {name: getattr(episode, name) for name in names} | {
     "steps": len(steps),
     "deciding_usd": sum(step.router_cost_usd + step.usd("judge") for step in steps),
     "counted_usd": sum(step.counted_usd for step in steps) + episode.lost_usd,
+    "reused": False,
   }
 
 
@@ -69,7 +70,7 @@ _SCHEMA = (
   "CREATE TABLE IF NOT EXISTS tasks "
   "(split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place))",
   "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, purpose TEXT, "
-  f"trial INTEGER, {', '.join(COLUMNS)}, equals TEXT, episode TEXT, "
+  f"trial INTEGER, {', '.join(COLUMNS)}, episode TEXT, "
   f"PRIMARY KEY ({', '.join(KEY)}))",
   "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
 )
@@ -173,7 +174,7 @@ class Store:
       for episode in episodes:
         key = (episode.policy, *episode.key)
         columns = summarize_episode(episode).values()
-        row = (*key, *columns, None, episode.to_json())
+        row = (*key, *columns, episode.to_json())
         places = ", ".join("?" * len(row))
         try:
           self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
@@ -182,33 +183,6 @@ class Store:
             f"the episode {key} is already stored in {self._path}: store each key once"
           ) from None
       self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
-
-  def add_equal(
-    self, policy: str, call_budget: int, source: str, keys: Iterable[Key]
-  ) -> None:
-    """Store copies of a policy's episodes under a policy with a cap.
-
-    The cap must not have changed these episodes. A copy is marked as reused. It has no
-    text of its own, but refers to the original.
-
-    Args:
-      policy: the key of the policy with a cap.
-      call_budget: the cap on LARGE calls of that policy.
-      source: the key of the policy whose episodes are copied.
-      keys: task, purpose and trial of the episodes.
-    """
-    copied = ", ".join(
-      name for name in COLUMNS if name not in ("call_budget", "reused")
-    )
-    insert = (
-      "INSERT INTO episodes "
-      f"(policy, call_budget, reused, task_id, purpose, trial, equals, {copied}) "
-      f"SELECT ?, ?, 1, task_id, purpose, trial, coalesce(equals, policy), {copied} "
-      "FROM episodes WHERE policy = ? AND task_id = ? AND purpose = ? AND trial = ?"
-    )
-    with self._db:
-      for key in keys:
-        self._db.execute(insert, (policy, call_budget, source, *key))
 
   def adopt(
     self, directory: Path, conditions: Mapping[str, Any], purposes: Sequence[Purpose]
@@ -263,21 +237,14 @@ class Store:
       ValueError: a row is damaged.
     """
     query = (
-      "SELECT e.task_id, e.purpose, e.trial, coalesce(e.episode, o.episode), "
-      "e.call_budget, e.reused FROM episodes e LEFT JOIN episodes o "
-      "ON o.policy = e.equals AND o.task_id = e.task_id AND o.purpose = e.purpose "
-      "AND o.trial = e.trial "
-      "WHERE e.policy = ? ORDER BY e.task_id, e.purpose, e.trial"
+      "SELECT task_id, purpose, trial, episode FROM episodes WHERE policy = ? "
+      "ORDER BY task_id, purpose, trial"
     )
     episodes = []
-    for *key, text, call_budget, reused in self._db.execute(query, (policy,)):
-      if keys is not None and tuple(key) not in keys:
-        continue
-      episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, *key))
-      episode = dataclasses.replace(
-        episode, policy=policy, call_budget=call_budget, reused=bool(reused)
-      )
-      episodes.append(episode)
+    for *key, text in self._db.execute(query, (policy,)):
+      if keys is None or tuple(key) in keys:
+        name = EPISODE_NAME.format(policy, *key)
+        episodes.append(self._read(EPISODE, text, name))
     return episodes
 
   def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:

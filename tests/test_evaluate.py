@@ -1,6 +1,5 @@
 """Check the evaluation of everything that learns, on the smallest run."""
 
-import dataclasses
 from functools import partial
 
 import pytest
@@ -12,7 +11,7 @@ from baar_jax.episode import SMALL
 from baar_jax.families.conditioned import save_default
 from baar_jax.families.table import FAMILIES, list_specs, train
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
-from baar_jax.rollout.specs import Job, RolloutSpec
+from baar_jax.rollout.specs import RolloutSpec
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate
 from baar_jax.stages.evaluate import choose_on_dev
@@ -63,19 +62,6 @@ def test_the_weight_that_dev_chose_is_the_default_of_the_router(run):
   assert open_router(run.files()).spec == choice.default
   save_default(run.files(), 0.2)
   assert open_router(run.files()).spec.cost_weight == 0.2
-
-
-def test_a_reused_episode_is_what_the_policy_would_have_played(run):
-  def steps(episodes):
-    return [[(s.model, s.action, s.observation) for s in e.steps] for e in episodes]
-
-  jobs = [Job(task, "dev", 0) for task in run.tasks("dev")]
-  for key in ("first-large(K=1)", "random(p=0.5,K=1)"):
-    (spec,) = (spec for spec in list_specs(run.config) if spec.key == key)
-    rule = FAMILIES[spec.family].open(spec, run.files())
-    rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-    played = run.play("own", {rule.spec: jobs}, lambda spec, rule=rule: rule)
-    assert steps(played) == steps(run.store.episodes(key, {job.key for job in jobs}))
 
 
 def test_rivals_learn_from_as_many_episodes_as_bopo(run):

@@ -7,7 +7,6 @@ from baar_jax.config import BaselinesConfig
 from baar_jax.families.rules import RandomSpec
 from baar_jax.families.table import (
   FAMILIES,
-  find_uncapped,
   list_specs,
   list_trained,
 )
@@ -61,14 +60,6 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   assert by_key["random(p=0.5,K=2)"] == RandomSpec("random", 0.5, cap=Cap(2))
   settings = by_key["bopo(lam=0.3,update=2,threshold=0.25)"].parameters
   assert settings == {"lam": 0.3, "update": 2, "threshold": 0.25}
-  uncapped = {key: find_uncapped(spec) for key, spec in by_key.items()}
-  assert uncapped["random(p=0.5,K=2)"].key == "random(p=0.5)"
-  assert uncapped["first-large(K=2)"].key == "always-large"
-  assert uncapped["random(p=0.5)"] is None
-  # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
-  for key in (f"{zero_shot}(K=2)", f"{free}0.5,K=2)"):
-    assert uncapped[key] is None
-  assert uncapped[f"{free}0.5,blind=1,K=2)"].key == f"{free}0.5)"
 
 
 def test_every_rival_is_trained_with_each_training_seed(config):
@@ -81,7 +72,7 @@ def test_every_policy_is_played_under_caps_on_dollars(config):
   config.evaluate.call_budgets = ()
   config.evaluate.usd_budgets = (0.5, 0.01)
   capped = [spec for spec in list_specs(config) if spec.cap.usd]
-  assert all(find_uncapped(spec) is None and spec.cap.calls is None for spec in capped)
+  assert all(spec.cap.calls is None for spec in capped)
   keys = {spec.key for spec in capped}
   assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= keys
 

@@ -1,7 +1,6 @@
 """Check that the store keeps what it is given, once, and refuses damaged files."""
 
 import contextlib
-import dataclasses
 import math
 import re
 import sqlite3
@@ -49,24 +48,6 @@ def test_a_key_is_stored_once_and_orders_the_episodes(store):
     store.add(episode("t1", "p", 2, score=0.0, purpose="test"))
   assert [e.key for e in store.episodes("p")] == sorted(keys)
   assert store.keys("p") == set(keys) and len(store.table()) == 5
-
-
-def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
-  store.add(*(episode("t1", "random", n, "SLS"[: n + 1]) for n in range(3)))
-  first, last = ("t1", "profile", 0), ("t1", "profile", 2)
-  store.add_equal("random(K=4)", 4, "random", [last, first])
-  store.add_equal("random(K=3)", 3, "random(K=4)", [last])  # refers to the first
-  short, _, long = store.episodes("random")
-  for policy, calls, originals in (
-    ("random(K=4)", 4, [short, long]),
-    ("random(K=3)", 3, [long]),
-  ):
-    changes = {"policy": policy, "call_budget": calls, "reused": True}
-    copies = [dataclasses.replace(e, **changes) for e in originals]
-    assert store.episodes(policy) == copies
-  with contextlib.closing(sqlite3.connect(path)) as db:
-    counts = db.execute("SELECT count(*), count(episode) FROM episodes").fetchall()
-  assert counts == [(6, 3)]
 
 
 DAMAGE = [

@@ -22,7 +22,7 @@ from baar_jax.families.vanilla import Vanilla
 from baar_jax.families.zero_shot import ZeroShot
 from baar_jax.rollout import jobs
 from baar_jax.rollout.policy import Build
-from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import RouterFiles, Run
 
 ROWS = [
@@ -110,22 +110,3 @@ def check_baselines(config: Config) -> None:
   for name in baselines.ablations:
     requirement = f"without {name}: this configuration leaves that part out already"
     require(ablate(config, name) != config, "baselines.ablations", requirement)
-
-
-def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
-  """Find the uncapped policy that acts like a capped policy until the cap is spent.
-
-  The evaluation reuses the uncapped policy's episodes if they stay within the cap.
-
-  Args:
-    spec: the capped policy.
-
-  Returns:
-    The policy; None if `spec` is cap-conditioned or has no cap on calls. A cap on
-    dollars alone also gives None, because stored episodes lack the reservations.
-  """
-  if spec.cap.calls is None or spec.cap_conditioned:
-    return None
-  if spec.family == jobs.FIRST_LARGE:
-    return jobs.ALWAYS_LARGE
-  return spec.under(Cap())

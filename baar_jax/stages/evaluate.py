@@ -9,7 +9,6 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.families.conditioned import save_default
 from baar_jax.families.table import (
-  find_uncapped,
   list_specs,
   open_with,
   require_trained,
@@ -33,7 +32,7 @@ from baar_jax.rollout.jobs import (
   list_evaluation,
   new_trials,
 )
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run, load_profiles
 from baar_jax.store import BUDGETS, Store
 
@@ -56,8 +55,7 @@ def main(run: Run) -> None:
 def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
   """Collect the policies' episodes on a split.
 
-  The evaluation seeds are shared out among the training seeds' routers. A policy
-  without a cap is played before the same policy with caps, which reuses episodes.
+  The evaluation seeds are shared out among the training seeds' routers.
 
   Args:
     run: the run.
@@ -67,36 +65,8 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
   for files in run.all_files():
     jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
-      uncapped = find_uncapped(spec)
-      if uncapped:
-        _reuse(run.store, spec, uncapped, jobs)
       title = f"{split} {label_policy(spec)}"
       run.play(title, {spec: jobs}, open_with(files))
-
-
-def _reuse(
-  store: Store, spec: PolicySpec, uncapped: PolicySpec, jobs: Sequence[Job]
-) -> None:
-  """Store copies of a policy's episodes that its cap would not have changed.
-
-  A cap-blind policy decides with and without a cap alike until the cap is spent. Its
-  random draws depend only on task, seed and step. So an episode without a cap that has
-  fewer LARGE calls than the cap allows need not be played again (our choice: it is
-  cheaper, and policies with and without a cap are paired).
-
-  Args:
-    store: the run's store.
-    spec: the cap-blind policy under a cap.
-    uncapped: the same policy without a cap, whose episodes are stored.
-    jobs: the episodes that `spec` needs.
-  """
-  missing = {job.key for job in jobs} - store.keys(spec.key)
-  table = store.table([uncapped.key])
-  # An episode with K or more LARGE calls may differ under the cap: after K LARGE calls,
-  # SMALL acts and the policy is not asked.
-  unchanged = table[table.large_calls < spec.cap.calls]
-  keys = missing & set(zip(unchanged.task_id, unchanged.purpose, unchanged.trial))
-  store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
 
 
 def choose_on_dev(
