@@ -150,8 +150,7 @@ class ModelsConfig:
     timeout_s: Seconds within which the whole answer of an attempt must arrive, or the
       beginning of a stream. A slower attempt has failed.
     retries: Number of times that a failed attempt is repeated.
-    max_failures: Number of failures in a row, of attempts or of episodes, that ends the
-      run.
+    max_failures: Number of episodes in a row whose failure ends the run.
     recording: File of a recording, made by tools/record.py. It may be one of those in
       baar_jax/envs/code/.
   """

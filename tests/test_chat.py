@@ -165,37 +165,6 @@ def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
   assert spent() == Spent(presumed_usd=BOUND_USD)
 
 
-@pytest.mark.parametrize("fault", ["tool_calls", "429", "filtered"])
-def test_repeated_failures_of_an_endpoint_end_the_run(
-  server, connect, spent, capsys, fault
-):
-  """The next run warns first, and ends after one more failure."""
-  server.fault = fault
-  end = r"^small at 127.0.0.1 .*, 3 times in a row \(--config.models.max_failures\)"
-  for attempts, seen in ((4, 3), (1, 4)):
-    pair = connect(max_failures=3, retries=1)
-    with pytest.raises(ValueError, match=end):
-      for seed in range(attempts):
-        with contextlib.suppress(NoAnswer):
-          ask(pair, seed=seed)
-    assert len(server.seen) == seen
-  warnings = capsys.readouterr().err
-  assert warnings.count("\n") == warnings.count("One more such failure ends") == 1
-  assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
-
-
-def test_a_success_resets_the_count_of_failures(server, connect):
-  """Two failures, a reply and two failures are not three failures in a row."""
-  faults = ["429", "429", None, "429", "429", None, "429", "429", "429"]
-  server.fault = faults
-  pair = connect(max_failures=3)
-  for seed in range(2):
-    ask(pair, seed=seed)
-  with pytest.raises(ValueError, match="3 times in a row"):
-    ask(pair, seed=2)
-  assert len(server.seen) == 9
-
-
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
 def test_a_stopped_run_does_not_wait(server, connect, fault):
   """It waits neither for Retry-After, nor for the answer of a call in flight."""

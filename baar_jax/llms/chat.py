@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import sys
 import threading
 import time
 import zlib
@@ -159,7 +158,7 @@ class ChatModel(PricedModel):
   def __init__(
     self, pair: ChatPair, config: ModelsConfig, config_index: int, index: int
   ):
-    """Prepare a model, and warn if its repeated failures ended the last run.
+    """Prepare a model.
 
     Args:
       pair: the models of the run.
@@ -190,16 +189,6 @@ class ChatModel(PricedModel):
       max_retries=0,
       timeout=http.timeout,
     )
-    if problem := self.find_repeated_problem():
-      print(
-        f"{self.where} {problem} in the last attempts of the last run, which therefore "
-        "ended. One more such failure ends this run.",
-        file=sys.stderr,
-      )
-
-  def find_repeated_problem(self) -> str:
-    """Find the problem common to this model's last `max_failures` attempts, else ""."""
-    return self.pair.calls.find_repeated_problem(self.index, self.config.max_failures)
 
   def hash(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """Hash a request: the model, its address, the sampling, the messages, the trial.
@@ -297,17 +286,12 @@ class ChatModel(PricedModel):
       reply: the reply; None if the attempt failed.
 
     Raises:
-      ValueError: the endpoint would refuse every call, its answers cannot be priced, it
-        billed more than the worst case, or it failed `max_failures` times in a row.
+      ValueError: the endpoint would refuse every call, its answers cannot be priced, or
+        it billed more than the worst case.
     """
     if outcome.kind in (REPLY, RETRY):
       self.is_tier_known = True
-    # The problem is recorded only while the run goes on. A run that is being stopped
-    # cancels its calls, which is no failure of the provider's endpoint.
-    problem = None
-    if not self.pair.stopping.is_set():
-      problem = outcome.problem.partition(":")[0]
-    self.pair.calls.end(number, outcome.kind, usd, reply, problem)
+    self.pair.calls.end(number, outcome.kind, usd, reply)
     if usd > bound_usd * (1 + ROUNDING):
       raise ValueError(
         f"{self.where} billed ${usd:.6f}, above the worst case of ${bound_usd:.6f}. "
@@ -318,11 +302,6 @@ class ChatModel(PricedModel):
       raise ValueError(
         f"{self.where} {outcome.problem}. Every call would end like this. Correct the "
         "settings --config.models of this model, then run the same command again."
-      )
-    if problem and self.find_repeated_problem():
-      raise ValueError(
-        f"{self.where} {problem}, {self.config.max_failures} times in a row "
-        "(--config.models.max_failures). Check the endpoint and run the command again."
       )
 
 

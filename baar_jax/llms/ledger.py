@@ -26,8 +26,7 @@ INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
   id INTEGER PRIMARY KEY, model INTEGER, kind TEXT,
-  usd REAL NOT NULL CHECK (usd BETWEEN 0 AND 1e12), request TEXT, reply TEXT,
-  problem TEXT);
+  usd REAL NOT NULL CHECK (usd BETWEEN 0 AND 1e12), request TEXT, reply TEXT);
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
 """
 
@@ -97,7 +96,6 @@ class Calls:
     kind: str,
     usd: float,
     reply: Reply | None = None,
-    problem: str | None = None,
   ) -> None:
     """Record the end of an attempt.
 
@@ -106,15 +104,13 @@ class Calls:
       kind: the kind of outcome, such as REPLY; see `provider.Outcome`.
       usd: the cost of the attempt.
       reply: the reply to replay if the same request comes again.
-      problem: the reason why there is no usable reply; "" after a success. None if the
-        attempt says nothing about the model; `find_repeated_problem` then ignores it.
     """
     text = None
     if reply is not None:
       text = json.dumps(reply, default=vars, ensure_ascii=False)
-    update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
+    update = "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?"
     with self._lock, self._db:
-      self._db.execute(update, (kind, usd, text, problem, call))
+      self._db.execute(update, (kind, usd, text, call))
 
   def find(self, request: str) -> Reply | None:
     """Find the recorded reply to a request, and mark it as replayed.
@@ -136,23 +132,6 @@ class Calls:
     reply = REPLY_ROW.validate_json(row[0])
     call = dataclasses.replace(reply.call, replayed=True)
     return dataclasses.replace(reply, call=call)
-
-  def find_repeated_problem(self, model: int, limit: int) -> str:
-    """Find the problem that a model's last `limit` attempts have in common.
-
-    Returns:
-      The problem; "" if the problems differ, if an attempt succeeded, or if there are
-      fewer attempts.
-    """
-    select = (
-      "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL "
-      "ORDER BY id DESC LIMIT ?"
-    )
-    with self._lock:
-      rows = self._db.execute(select, (model, limit)).fetchall()
-    if len(rows) < limit or len({*rows}) != 1:
-      return ""
-    return rows[0][0]
 
   def close(self) -> None:
     """Close the SQLite file."""
