@@ -33,7 +33,7 @@ if (
 
   signal.signal(signal.SIGINT, stop)
 
-from absl import app, flags, logging
+from absl import app, flags
 from jax.errors import JaxRuntimeError
 from pydantic import ValidationError
 
@@ -42,6 +42,7 @@ from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.families import table
 from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
+from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, plan
@@ -71,7 +72,7 @@ def main(command: tuple[Config, str]) -> int:
   Returns:
     The exit code: 0 after success, 2 after a user's mistake, 3 at --config.max_usd.
   """
-  logging.set_verbosity(logging.WARNING)
+  hide_repeated_errors()
   config, stage = command
   stages = [stage]
   if stage == "all":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Self
 
-from absl import app, flags, logging
+from absl import app, flags
 from pydantic import Field
 
 from baar_jax.config import (
@@ -25,6 +25,7 @@ from baar_jax.config import (
   validator,
 )
 from baar_jax.flags import check_values, check_variables, fail, read_flags
+from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.run import Run
 from baar_jax.store import read_config
 from baar_serve.forms import FORMS
@@ -165,7 +166,7 @@ def do(work: Callable[[ServeConfig], None], config: ServeConfig) -> int:
   Returns:
     The exit code: 0 after success, 2 after a user's mistake, which is one line.
   """
-  logging.set_verbosity(logging.WARNING)
+  hide_repeated_errors()
   try:
     work(config)
   except (ValueError, OSError, sqlite3.Error) as error:

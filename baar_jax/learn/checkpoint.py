@@ -1,14 +1,10 @@
 """Save and restore checkpoints of trainings (Orbax), and arrays in files of NumPy."""
 
 import contextlib
-import gc
-import logging
 import math
 import sys
 import tempfile
 import textwrap
-import traceback
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
 from baar_jax.mesh import exchange
 from baar_jax.router.qwen2 import check_finite
 
-LOGGERS = ("absl", "asyncio")  # the loggers that Orbax writes to
 SAVE_EVERY_S = 600  # the seconds between two checkpoints, if updates take long
 
 
@@ -54,13 +50,6 @@ class Checkpoints:
       create: whether to make the directory if it is missing.
     """
     self.directory = directory.absolute()
-    # Orbax raises each error, and its threads also log it with a traceback. These logs
-    # are hidden until the directory is closed, or for good once a write has failed,
-    # because such threads may end later.
-    self._failed = False
-    self._hide = lambda record: False
-    for name in LOGGERS:
-      logging.getLogger(name).addFilter(self._hide)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
     self._manager = ocp.CheckpointManager(self.directory, options=options)
     self._saved_s = monotonic()
@@ -141,9 +130,6 @@ class Checkpoints:
     """
     with self.explain(WRITING):
       self._manager.close()
-    if not self._failed:
-      for name in LOGGERS:
-        logging.getLogger(name).removeFilter(self._hide)
 
   def _read(self, items: Mapping) -> dict:
     """Read named items of the newest checkpoint, and check their numbers."""
@@ -166,29 +152,19 @@ class Checkpoints:
       problem: `READING` or `WRITING`.
     """
     try:
-      with hide_coroutines():
-        yield
+      yield
     except Exception as error:
-      self._failed |= problem is WRITING
       reason = textwrap.shorten(str(error) or repr(error), 250)
       raise ValueError(problem.format(self.newest, reason)) from error
 
 
-@contextlib.contextmanager
-def hide_coroutines() -> Iterator[None]:
-  """Hide what Python reports of the coroutines that a failed read or save leaves."""
-  hook = sys.unraisablehook
-  sys.unraisablehook = lambda unraisable: None
-  with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-    try:
-      yield
-    except Exception as error:
-      traceback.clear_frames(error.__traceback__)  # They hold the coroutines.
-      gc.collect()
-      raise
-    finally:
-      sys.unraisablehook = hook
+def hide_repeated_errors() -> None:
+  """Hide what Orbax's threads print of a failed read or write, whose error it raises.
+
+  A command calls this before its work. It holds for the whole process.
+  """
+  logging.set_verbosity(logging.FATAL)
+  sys.unraisablehook = lambda _: None
 
 
 class ParameterFile:
