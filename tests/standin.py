@@ -262,9 +262,9 @@ def long_body(h, request, reply, pack=bytes, **headers):
 
 
 def echo(h, request, reply, status="400"):
-  """Send an error with the key in several forms, and with control characters."""
+  """Send an error with the key, and with control characters."""
   key = h.headers["authorization"].removeprefix("Bearer ")
-  h.refuse(f"{status} {key}", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
+  h.refuse(f"{status} {key}", f"no \x1b[2J\u202eroom for {key}")
 
 
 def dear(h, request, reply):

@@ -213,7 +213,7 @@ DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
     *[
       (n, ValueError, f"answered {n}: ", Spent()) for n in ("400", "401", "403", "404")
     ],
-    ("echo", ValueError, "its message repeats a part of the key", Spent()),
+    ("echo", ValueError, "its message repeats the key", Spent()),
     ("quote", ValueError, "answered 401: check the key in the variable", Spent()),
     ("429 insufficient_quota", ValueError, "answered 429", Spent()),
     ("429", ValueError, "answered 429: it asks to wait 86400 s", Spent()),

@@ -8,7 +8,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.llms.provider import clean, endpoints, read_refusal
 
 KEY = "sk-Secret0123456789"
-WITHHELD = "its message repeats a part of the key"
+WITHHELD = "its message repeats the key"
 PUBLIC = "https://api.together.xyz/v1"
 
 
@@ -54,12 +54,9 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   "message, shown",
   [
     ("\x1b[2Ja\u202eb\u200d\n\u2066c", "[2Jab c"),  # control characters
-    ("x" * 500 + KEY, "x" * 200),
-    ("Secre", "Secre"),  # five consecutive characters are allowed
-    (f"key {KEY[4:10]}...", WITHHELD),
-    (" ".join(KEY), WITHHELD),
-    ("S.e.c-r_e,t", WITHHELD),
-    (KEY.upper(), WITHHELD),
+    ("x" * 500, "x" * 200),
+    ("x" * 500 + KEY, WITHHELD),
+    (f"key \x1b{KEY[:4]}\u202e{KEY[4:]}...", WITHHELD),
   ],
 )
 def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):

@@ -50,17 +50,11 @@ BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 # A provider's error message is cut to this number of characters.
 LONGEST_COMPLAINT = 200
-# A message that has this number of consecutive characters of a key is not shown.
-SHARED = 6
 # An attempt is repeated after these HTTP statuses, and after all from 500 on.
 RETRIED = (408, 409, 429)
 # An attempt that ends with one of these HTTP statuses may have been billed.
 UNKNOWN = (408, 502, 504, 524)
 UNAUTHORISED = (401, 403)
-# After one of these error codes, the same conversation would fail again. So the attempt
-# is not repeated.
-OVERFLOW = "context_length_exceeded"
-HOPELESS = (OVERFLOW, "content_filter")
 # Providers' words for a call that does not fit the model's window.
 TOO_LONG = re.compile(
   "context (length|window|size)|prompt is too long|input (is too long|token count)"
@@ -224,7 +218,7 @@ def read_refusal(
 ) -> Outcome:
   """Make the outcome of an answer with an HTTP status other than success.
 
-  No text in the outcome contains a part of the key.
+  No text in the outcome contains the key.
 
   Args:
     status: the HTTP status.
@@ -236,10 +230,11 @@ def read_refusal(
   error = read_error(text)
   message = error.message or text
   code = error.code
-  is_overflow = code == OVERFLOW or (
+  is_overflow = code == "context_length_exceeded" or (
     status < 500 and bool(TOO_LONG.search(message.lower()))
   )
-  hopeless = is_overflow or code in HOPELESS
+  # The same conversation would fail again, so the attempt is not repeated.
+  hopeless = is_overflow or code == "content_filter"
   may_pass = (status in RETRIED or status >= 500) and code != "insufficient_quota"
   complaint = clean(message, key)
   # A provider that rejects a key may quote a part of the key. So the message of such an
@@ -295,29 +290,19 @@ def backoff_s(attempt: int) -> float:
 def clean(complaint: str, key: str) -> str:
   """Shorten a provider's message to one printable line, or replace it.
 
-  If the message contains a part of the key, also with other punctuation, spaces or
-  case, the result is a fixed text without any of the message.
-
   Args:
     complaint: the provider's message.
     key: the key for the provider's endpoint.
+
+  Returns:
+    The line; a fixed text if the message contains the key.
   """
-  line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
   # Control characters, and characters that change the direction of writing, could
   # falsify the terminal's display.
-  line = "".join(filter(str.isprintable, line))
-  text = _strip(line)
-  secret = _strip(key)
-  # A shorter key is looked for as a whole.
-  for start in range(max(1, len(secret) - SHARED + 1)):
-    if key != NO_KEY and secret[start : start + SHARED] in text:
-      return "its message repeats a part of the key"
-  return line
-
-
-def _strip(text: str) -> str:
-  """Keep only the letters and digits of a text, in lower case."""
-  return re.sub(r"[\W_]", "", text).lower()
+  line = "".join(filter(str.isprintable, " ".join(complaint.split())))
+  if key != NO_KEY and key in line:
+    return "its message repeats the key"
+  return line[:LONGEST_COMPLAINT]
 
 
 class LimitedStream(httpx2.AsyncByteStream):
