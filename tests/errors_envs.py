@@ -81,7 +81,7 @@ CASES = [
   ("...toy is not installed...--stage=setup...", lambda tmp: engines.command_of(TOY)),
   ("appworld has no data in TMP/nowhere...tools.make_tasks appworld...", find_no_data),
   # Child processes
-  ("Good.score gave 2, but must give a number in [0, 1]: correct it", score),
+  ("Good.score gave 2: give what Env.score in baar_jax/envs/base.py says", score),
   # ALFWorld
   ("list.txt is not a list of games...SPLIT/NAME/TRIAL...", list_games, b"\xff"),
   ("'train' is not the name of an ALFWorld game...", list_games, b"train/trial_A"),

@@ -41,34 +41,16 @@ RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
 FREE_METHODS = ("tasks", "reset")  # methods that work without a live episode
 MOVES = ("reset", "step")  # methods that change an episode's state
 
-# What each method or attribute of an environment gives.
-RESULTS = {
-  "tasks": "a list with one Task or more, each with max_steps of 1 or more",
-  "reset": "a text",
-  "step": "(text, bool)",
-  "score": "a number in [0, 1]",
-  "oracle": "an Oracle",
-  "mistake": "a text",
-  "system_prompt": "a text",
-}
-
 
 def _is_right(name: str, result: Any) -> bool:
-  """Return whether a result of an environment is what RESULTS says."""
+  """Return whether a method of an environment gave what `Env` says."""
   if name == "tasks":
-    return isinstance(result, list) and result and all(map(_is_task, result))
+    return isinstance(result, list) and {*map(type, result)} == {Task}
   if name == "step":
     return isinstance(result, tuple) and [*map(type, result)] == [str, bool]
   if name == "score":
     return isinstance(result, int | float) and 0 <= result <= 1
   return isinstance(result, Oracle if name == "oracle" else str)
-
-
-def _is_task(task: object) -> bool:
-  """Return whether a value is a Task with valid fields."""
-  types = [str, str, str, int]
-  is_task = type(task) is Task and [*map(type, vars(task).values())] == types
-  return is_task and task.max_steps > 0
 
 
 def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
@@ -124,17 +106,25 @@ def _call(env: Env, method: str, args: list) -> object:
     The method's result. For "reset" a tuple: the observation, the system prompt and the
     oracle. For "step" a tuple: the observation, whether the episode has ended, and the
     oracle. The oracle is None without an expert, and after the end.
+
+  Raises:
+    WrongResult: the method gave a value of the wrong kind.
   """
-  result = _check(env, method, getattr(env, method)(*args), *args)
+  result = getattr(env, method)(*args)
+  if not _is_right(method, result):
+    raise WrongResult(
+      f"{type(env).__name__}.{method} gave {result!r:.80}: give what Env.{method} in "
+      "baar_jax/envs/base.py says"
+    )
   if method not in MOVES:
     return result
   if method == "reset":
-    result = (result, _check(env, "system_prompt", env.system_prompt))
+    result = (result, env.system_prompt)
   done = method == "step" and result[1]
   oracle = None
   with contextlib.suppress(NotImplementedError):
     if not done:
-      oracle = _check(env, "oracle", env.oracle())
+      oracle = env.oracle()
   return *result, oracle
 
 
@@ -152,28 +142,6 @@ def _describe(error: Exception, method: str) -> dict[str, str]:
     return {"error": name, "message": message}
   frame = traceback.extract_tb(error.__traceback__)[-1]
   return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
-
-
-def _check(env: Env, name: str, result: Any, *args: object) -> Any:
-  """Return a result of an environment, or raise an error if its type is wrong.
-
-  Args:
-    env: the environment.
-    name: the method or attribute that gave the result.
-    result: the value to check.
-    *args: the arguments of the call, for the error message.
-
-  Raises:
-    WrongResult: the result has the wrong type, or is out of its range.
-  """
-  if not _is_right(name, result):
-    call = f"{type(env).__name__}.{name}"
-    if args:
-      call += f"({', '.join(map(repr, args)):.80})"
-    raise WrongResult(
-      f"{call} gave {result!r:.80}, but must give {RESULTS[name]}: correct it"
-    )
-  return result
 
 
 # One thread starts all children, because bubblewrap ends what it runs when the thread
