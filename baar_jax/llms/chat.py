@@ -43,10 +43,6 @@ from baar_jax.llms.usage import ImpossibleUsage, Meter
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16
-# The largest number of calls in flight at one model. An episode has one at a time, so
-# the live episodes are the usual limit. This one keeps the connections of three models
-# below 1,024 open files, the usual limit of a process (our choice).
-CONCURRENCY = 256
 # The headers that providers other than OpenAI get. The SDK adds others, some of which
 # name the user's account at OpenAI. The last one makes it return an answer's bytes.
 HEADERS = (
@@ -151,7 +147,6 @@ class ChatModel(PricedModel):
     is_tier_known: whether answers come from a service tier of known price: OpenAI is
       asked for one, private endpoints have none, and others show it by an answer.
     where: the model's name and host, for messages.
-    slots: semaphore that limits the number of calls at a time.
     client: the SDK's client of the endpoint.
   """
 
@@ -176,7 +171,6 @@ class ChatModel(PricedModel):
     self.endpoint = endpoints(config)[config_index]
     self.is_tier_known = self.endpoint.is_private or self.endpoint.is_openai
     self.where = f"{self.endpoint.model} at {self.endpoint.host}"
-    self.slots = threading.BoundedSemaphore(CONCURRENCY)
     self._key = self.endpoint.key()
     hooks = () if self.endpoint.is_openai else (drop_headers,)
     http = open_http(config.timeout_s, *hooks)
@@ -410,7 +404,7 @@ class ChatAgent(Agent):
     lost = []
     attempt = 0
     while True:
-      with model.slots, self.reserve(bound_usd) as cost:
+      with self.reserve(bound_usd) as cost:
         if stopping.is_set():
           raise NoAnswer(
             f"{model.endpoint.model} was not asked: the run is being stopped"
