@@ -41,7 +41,7 @@ from baar_jax.config import STORED, Config, require
 from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.families import table
-from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
+from baar_jax.flags import check_values, explain, fail, read_flags
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
@@ -100,11 +100,6 @@ def main(command: tuple[Config, str]) -> int:
       file=sys.stderr,
     )
     return 3
-  except sqlite3.Error as error:
-    return fail(
-      f"{config.runs}/{config.name}: {error} (from SQLite); check the free space and "
-      "the rights, and run the same command again"
-    )
   except (MemoryError, JaxRuntimeError) as error:
     if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
@@ -112,6 +107,8 @@ def main(command: tuple[Config, str]) -> int:
       "out of memory: lower --config.sft.micro_episodes or --config.router.max_tokens "
       f"({error!r:.200})"
     )
+  except sqlite3.Error as error:
+    return fail(f"{config.runs}/{config.name}: {error} (from SQLite)")
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:
     return fail(error)
   return 0
@@ -176,22 +173,15 @@ def load_config(name: str) -> Config:
   shipped_path = Path(code.__file__).parent / Path(path).name
   if not os.path.isfile(path) and shipped_path.is_file():
     path = str(shipped_path)
-  if not os.path.isfile(path):
-    raise flags.Error(
-      f"--config={name}: no such file; take one of configs/, or a file that has "
-      "get_config()"
-    )
   try:
     config = runpy.run_path(path)["get_config"](*setting)
+    if not isinstance(config, Config):
+      raise TypeError("get_config() must return a Config")
   except ValidationError as error:
     raise flags.Error(explain(error, f"{name}: {error.title}")) from None
   except BaseException as error:
     cause = f"{type(error).__name__}: {error}".removesuffix(": ")
     raise flags.Error(f"cannot load {name} ({cause}): correct this file") from None
-  if not isinstance(config, Config):
-    raise flags.Error(
-      f"{name}: get_config() returned a {type(config).__name__}; return a Config"
-    )
   return config
 
 
@@ -207,10 +197,6 @@ def validate(config: Config) -> None:
   if config.env.kind == STORED:
     # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
-  else:
-    check_variables("models.key_variables", config.models.key_variables)
-    judge = config.baselines.judge
-    check_variables("baselines.judge.key_variables", judge.key_variables)
   config.env.options = base.changed_options(config.env.kind, config.env.options)
   try:
     table.check_baselines(config)

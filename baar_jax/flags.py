@@ -3,7 +3,6 @@
 import contextlib
 import json
 import operator
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -56,11 +55,6 @@ def read_flags(
       r"\1 has a value that cannot be read",
       str(error),
     )
-    text = re.sub(
-      "(?s)Type .* of field config.env.options is.*",
-      "set each option: --config.env.options.NAME=VALUE",
-      text,
-    )
     raise ValueError(text) from None
   except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
@@ -88,22 +82,6 @@ def check_values(config: Settings) -> None:
       "a value of the configuration is no plain value: correct the file of --config"
     ) from None
   vars(config).update(vars(checked))
-
-
-def check_variables(field: str, names: Sequence[str]) -> None:
-  """Raise an error unless the environment variables that hold keys are set.
-
-  Args:
-    field: the field of the configuration that has their names.
-    names: the names; "" stands for no key.
-
-  Raises:
-    ValueError: a variable is not set.
-  """
-  if not {"", *os.environ}.issuperset(names):
-    raise ValueError(
-      f"--config.{field} must be the name of an environment variable that is set, or ''"
-    )
 
 
 def explain(error: ValidationError, prefix: str) -> str:

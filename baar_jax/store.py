@@ -100,27 +100,21 @@ class Store:
       in_memory: whether to open a copy in memory, so that the file stays unchanged.
 
     Raises:
+      sqlite3.Error: the file is no file of SQLite.
       ValueError: the file is no store of this version.
     """
-    self._path = path
-    try:
-      # Several threads use this connection, but never at the same time. So SQLite's
-      # check that only one thread uses it is switched off.
-      self._db = sqlite3.connect(path, check_same_thread=False)
-      if in_memory:
-        with contextlib.closing(self._db) as file:
-          self._db = sqlite3.connect(":memory:", check_same_thread=False)
-          file.backup(self._db)
-      self._db.execute("PRAGMA journal_mode=WAL")
-      self._db.execute("PRAGMA synchronous=NORMAL")
-      (version,) = self._db.execute("PRAGMA user_version").fetchone()
-      if not version:  # A new file has the version 0.
-        self._create()
-    except sqlite3.Error as error:
-      raise ValueError(
-        f"{path} is no episode store that SQLite can use ({error}): "
-        "free disk space, restore the file from a copy, or move it away"
-      ) from error
+    # Several threads use this connection, but never at the same time. So SQLite's
+    # check that only one thread uses it is switched off.
+    self._db = sqlite3.connect(path, check_same_thread=False)
+    if in_memory:
+      with contextlib.closing(self._db) as file:
+        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        file.backup(self._db)
+    self._db.execute("PRAGMA journal_mode=WAL")
+    self._db.execute("PRAGMA synchronous=NORMAL")
+    (version,) = self._db.execute("PRAGMA user_version").fetchone()
+    if not version:  # A new file has the version 0.
+      self._create()
     if version not in (0, VERSION):
       raise ValueError(OTHER_VERSION.format(path))
 
@@ -165,8 +159,8 @@ class Store:
       finished: names to mark as finished, for the method `finished`.
 
     Raises:
-      ValueError: an episode with the same KEY is stored; then the transaction stores
-        nothing.
+      sqlite3.IntegrityError: an episode with the same KEY is stored; then the
+        transaction stores nothing.
     """
     with self._db:
       for episode in episodes:
@@ -174,12 +168,7 @@ class Store:
         columns = summarize_episode(episode).values()
         row = (*key, *columns, episode.to_json())
         places = ", ".join("?" * len(row))
-        try:
-          self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
-        except sqlite3.IntegrityError:
-          raise ValueError(
-            f"the episode {key} is already stored in {self._path}: store each key once"
-          ) from None
+        self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
       self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
 
   def adopt(

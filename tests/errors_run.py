@@ -143,7 +143,7 @@ CASES = [
     command,
     "--config.distributed.fsdp=1000",
   ),
-  ("TMP/store is no episode store...free disk space, restore...", damage_file),
+  ("...malformed...", damage_file),
   (
     "TMP/store was made by an older or a newer version...choose another run",
     open_older,

@@ -1,5 +1,7 @@
 """Check that the store keeps what it is given, once, and refuses damaged files."""
 
+import sqlite3
+
 import pytest
 from tiny import call, episode
 
@@ -39,7 +41,7 @@ def test_a_key_is_stored_once_and_orders_the_episodes(store):
   store.add(episode("t1", "q", 2, purpose="test"))
   for task_id, purpose, trial in keys:
     store.add(episode(task_id, "p", trial, purpose=purpose))
-  with pytest.raises(ValueError, match="already stored"):
+  with pytest.raises(sqlite3.IntegrityError):
     store.add(episode("t1", "p", 2, score=0.0, purpose="test"))
   assert [e.key for e in store.episodes("p")] == sorted(keys)
   assert store.keys("p") == set(keys) and len(store.table()) == 5
