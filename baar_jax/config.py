@@ -150,7 +150,6 @@ class ModelsConfig:
     timeout_s: Seconds within which the whole answer of an attempt must arrive, or the
       beginning of a stream. A slower attempt has failed.
     retries: Number of times that a failed attempt is repeated.
-    max_failures: Number of episodes in a row whose failure ends the run.
     recording: File of a recording, made by tools/record.py. It may be one of those in
       baar_jax/envs/code/.
   """
@@ -169,7 +168,6 @@ class ModelsConfig:
   )
   timeout_s: float = positive(120.0)
   retries: int = not_negative(5, 100)
-  max_failures: int = positive(100)
   recording: str = "qwen2.5-coder.jsonl.gz"
 
   @validator

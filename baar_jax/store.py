@@ -81,7 +81,7 @@ CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.t
 bopo.lam baselines profile.robustness evaluate value.cost_weights
 value.capped_cost_weights distributed max_usd dry_run models.key_variables
 models.token_limit_field models.timeout_s models.retries
-models.max_failures sft.micro_episodes"""
+sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 
 

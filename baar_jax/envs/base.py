@@ -324,28 +324,16 @@ def load(kind: str) -> type[Env]:
     module, _, name = ENVIRONMENTS[kind].rpartition(".")
     return vars(importlib.import_module(f"baar_jax.envs.{module}"))[name]
   path, _, name = kind.rpartition(":")
-  problem = f"--config.env.kind is {kind!r}, but"
-  if not Path(path).is_file():
-    raise ValueError(
-      f"{problem} the file {path or name!r} does not exist; "
-      f"set it to FILE.py:CLASS or to one of: {', '.join(ENVIRONMENTS)}"
-    )
   try:
-    environment = runpy.run_path(path).get(name)
+    environment = runpy.run_path(path or name)[name]
+    if not issubclass(environment, Env):
+      raise TypeError(f"{name} is no subclass of Env")
+    environment.Options()
   except (Exception, SystemExit) as error:  # The user's file may raise any error.
     raise ValueError(
-      f"{problem} {path} fails with {error!r:.200}; correct the file"
+      f"--config.env.kind is {kind!r}, but this fails with {error!r:.200}; correct the "
+      f"file, or set FILE.py:CLASS or one of: {', '.join(ENVIRONMENTS)}"
     ) from error
-  if not isinstance(environment, type) or not issubclass(environment, Env):
-    raise ValueError(
-      f"{problem} {path} has no class {name} that is a subclass of Env; add it"
-    )
-  try:
-    environment.Options()
-  except TypeError as error:
-    raise ValueError(
-      f"{problem} its Options need a default for each field: {error}"
-    ) from None
   return environment
 
 

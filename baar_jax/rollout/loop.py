@@ -254,8 +254,7 @@ def _count_failures(running: Running, failures: int, max_failures: int) -> int:
   failures += 1
   if failures >= max_failures:
     raise ValueError(
-      f"Episodes have failed {failures} times in a row, the limit of "
-      f"--config.models.max_failures. The last failure is of task "
+      f"Episodes have failed {failures} times in a row. The last failure is of task "
       f"{running.live.task.id}: {error}. Correct its cause, then run the same command "
       "again."
     )

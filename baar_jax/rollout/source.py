@@ -142,13 +142,7 @@ class SelfPlay:
 
   def _play(self, trials: Sequence[Trial], bar: tqdm) -> None:
     """Play episodes, and store each finished one."""
-    episodes = run_episodes(
-      trials,
-      self.pair,
-      self.envs(),
-      self._budget,
-      self._config.models.max_failures,
-    )
+    episodes = run_episodes(trials, self.pair, self.envs(), self._budget)
     cost_usd = 0.0
     # If this block ends early, closing `episodes` ends the model calls in flight. This
     # must happen before the store is closed.
