@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gzip
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ from standin_forms import FORMS, Reply, prompt_of, text_of
 from baar_jax.episode import SPLITS
 from examples.sandbox import Sandbox
 
-OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 class StandIn(ThreadingHTTPServer):
@@ -256,11 +255,6 @@ def drop(h, request, reply):
   h.close_connection = True
 
 
-def long_body(h, request, reply, pack=bytes, **headers):
-  """Send 20 MB of blanks before an answer; packed they have less than 1 MB."""
-  h.send(200, pack(BLANKS + h.answer(request, reply)), headers)
-
-
 def echo(h, request, reply, status="400"):
   """Send an error with the key, and with control characters."""
   key = h.headers["authorization"].removeprefix("Bearer ")
@@ -294,10 +288,6 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "slow_headers": slow(b"HTTP/1.1 200 OK\r\nx-slow: ", b"x", b"\r\n\r\n"),
   "drop": drop,
   "malformed": lambda h, *asked: h.send(200, h.answer(*asked)[:60]),
-  "long_body": long_body,
-  "bomb": functools.partial(
-    long_body, pack=gzip.compress, **{"content-encoding": "gzip"}
-  ),
   "empty": fault(choices=[]),
   "silent": message_fault(None),
   "tool_calls": message_fault(None, "tool_calls", role="assistant", tool_calls=[CALL]),

@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -22,8 +22,6 @@ from baar_jax.llms.usage import read_json
 
 # Seconds to connect to one of a host's addresses and to agree on encryption.
 CONNECT_S = 10.0
-# The reading of an answer stops with an error after this number of bytes.
-MAX_BYTES = 16 * 2**20
 
 # After these exceptions no part of a request was sent, so nothing was billed. If the
 # port of a proxy is impossible, connecting raises an ExceptionGroup.
@@ -305,37 +303,6 @@ def clean(complaint: str, key: str) -> str:
   return line[:LONGEST_COMPLAINT]
 
 
-class LimitedStream(httpx2.AsyncByteStream):
-  """The body of an answer, which breaks off after `MAX_BYTES`."""
-
-  def __init__(self, stream: httpx2.AsyncByteStream):
-    """Wrap the body as the provider sends it."""
-    self._stream = stream
-
-  async def __aiter__(self) -> AsyncIterator[bytes]:
-    """Read the body in blocks of bytes.
-
-    Raises:
-      ReadError: the body has more than `MAX_BYTES`.
-    """
-    size = 0
-    async for block in self._stream:
-      size += len(block)
-      if size > MAX_BYTES:
-        raise httpx2.ReadError(f"the answer has more than {MAX_BYTES} bytes")
-      yield block
-
-  async def aclose(self) -> None:
-    """Close the connection."""
-    await self._stream.aclose()
-
-
-async def limit_answer(response: httpx2.Response) -> None:
-  """Limit the bytes of an answer's body, and do not unpack a compressed body."""
-  response.headers.pop("content-encoding", None)
-  response.stream = LimitedStream(response.stream)
-
-
 def explain(failure: Exception) -> Outcome:
   """Make the outcome of a time-out or a lost connection."""
   kind = FAILED if isinstance(failure, NOT_SENT) else PRESUMED
@@ -367,7 +334,7 @@ def open_http(timeout_s: float, *hooks: RequestHook) -> httpx2.AsyncClient:
       cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
       follow_redirects=False,
       timeout=httpx2.Timeout(None, connect=min(CONNECT_S, timeout_s)),
-      event_hooks={"request": hooks, "response": [limit_answer]},
+      event_hooks={"request": hooks},
     )
   except (ImportError, ValueError, httpx2.InvalidURL):
     # The error may contain the proxy's password.
