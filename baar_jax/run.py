@@ -124,7 +124,8 @@ class Run:
       if self.config.reuse:
         adopt_episodes(self.config, self.store)
       if self.is_main:
-        write_conditions(self.config, self.dir)
+        text = json.dumps(read_conditions(self.config), indent=2)
+        (self.dir / CONDITIONS).write_text(text)
     elif stored:
       changeable = CHANGEABLE
       if self.config.env.kind == STORED:
@@ -484,12 +485,6 @@ def adopt_episodes(config: Config, store: Store) -> None:
     ValueError: the other run has other conditions, or no episodes to copy.
   """
   store.adopt(Path(config.reuse), read_conditions(config), UNTRAINED)
-
-
-def write_conditions(config: Config, directory: Path) -> None:
-  """Write the conditions of a run into its directory."""
-  text = json.dumps(read_conditions(config), indent=2)
-  (directory / CONDITIONS).write_text(text)
 
 
 def check_recording(config: Config, directory: Path) -> None:

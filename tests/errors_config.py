@@ -146,15 +146,10 @@ CASES = [
     "--config.baselines.rivals=('no-such',)",
   ),
   (
-    "--config.env.live_per_process must be at most 1 for AppWorld",
+    "--config.env.live_per_process must be at most 1 here",
     command,
     "--config=appworld.py",
     "--config.env.live_per_process=4",
-  ),
-  (
-    "--config.env.options.short_tasks must be True for scripted models...",
-    command,
-    "--config.env.options.short_tasks=False",
   ),
   (
     "an argument does not begin with --: write --FIELD=VALUE...",

@@ -1,6 +1,7 @@
 """Test the scripted models: their error rates, and that replies repeat."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def always(rate=1.0, wrong=0.0):
 
 def agents(errors, seed=0):
   """Start the scripted agents of an episode."""
-  pair = ScriptedPair(ModelsConfig(), Room, errors)
+  with mock.patch.object(Room, "Errors", lambda models: errors):
+    pair = ScriptedPair(ModelsConfig(), Room)
   return pair.start(Room(), TASK, seed, unlimited)
 
 

@@ -186,7 +186,6 @@ class Env:
     episodes_per_process: the most live episodes that may share a child process; None is
       any number.
     needs_process: whether episodes run in child processes.
-    scripted_options: values that these options must have if models are scripted.
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
     opening: the text with which each observation's part for the agent begins. The agent
@@ -204,7 +203,6 @@ class Env:
   prompt_growth = 150
   episodes_per_process: int | None = None
   needs_process = True
-  scripted_options: Mapping[str, Any] = {}
 
   system_prompt: str
   code_actions = False

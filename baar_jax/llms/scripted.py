@@ -36,22 +36,19 @@ class ScriptedPair:
   state, and the tries that failed at the expert's next step so far.
   """
 
-  def __init__(
-    self, config: ModelsConfig, env: type[Env], errors: Errors | None = None
-  ):
+  def __init__(self, config: ModelsConfig, env: type[Env]):
     """Prepare the models.
 
     Args:
       config: the configuration of the models.
       env: the class of the environment.
-      errors: the models' error rates; None means the environment's.
 
     Raises:
       ValueError: a model has no list price.
     """
     self.names = config.names
     self._billing = open_billing(config)
-    self._errors = errors or env.Errors(len(config.names))
+    self._errors = env.Errors(len(config.names))
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve

@@ -106,7 +106,6 @@ class ScienceWorld(Env):
 
   Options = Options
   metric = "score"
-  scripted_options = {"short_tasks": True}
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   scores_steps = True
 
@@ -249,6 +248,8 @@ class ScienceWorld(Env):
 
   def oracle(self) -> Oracle:
     """Return the expert's next step; see Env.oracle."""
+    if not self.options.short_tasks:
+      raise NotImplementedError("scripted models need --config.env.options.short_tasks")
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
