@@ -197,7 +197,7 @@ def validate(config: Config) -> None:
   if config.env.kind == STORED:
     # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
-  config.env.options = base.changed_options(config.env.kind, config.env.options)
+  config.env.options = {**vars(base.read_options(config.env.kind, config.env.options))}
   environment = base.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live

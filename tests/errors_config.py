@@ -146,7 +146,7 @@ CASES = [
     "--config.baselines.rivals=('no-such',)",
   ),
   (
-    "--config.env.live_per_process must be at most 1 here",
+    "--config.env.live_per_process must be at most 1 for this environment",
     command,
     "--config=appworld.py",
     "--config.env.live_per_process=4",

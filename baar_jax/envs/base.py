@@ -371,21 +371,6 @@ def read_options(kind: str, options: Mapping[str, Any]) -> Any:
     raise ValueError(f"--config.env.options: {error}; {listing}") from None
 
 
-def changed_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-  """Check an environment's options and return those that differ from the defaults.
-
-  Args:
-    kind: the kind of environment; see `load`.
-    options: values of options by name; see `read_options`.
-
-  Raises:
-    ValueError: an option has a wrong name, type or value.
-  """
-  checked = vars(read_options(kind, options))
-  defaults = vars(load(kind).Options())
-  return dict(sorted(checked.items() - defaults.items()))
-
-
 def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
   """Create an environment in this process.
 
