@@ -1,4 +1,4 @@
-"""Check that the store keeps what it is given, once, and refuses damaged files."""
+"""Check that the store keeps what it is given, and each key once."""
 
 import sqlite3
 
