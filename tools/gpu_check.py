@@ -19,7 +19,7 @@ from timeit import default_timer, repeat
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn import dot_product_attention, log_softmax
+from jax.nn import log_softmax
 
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.learn.batches import SAMPLED, Batcher
@@ -70,7 +70,6 @@ def measure(shape: Qwen2Config) -> Iterator[tuple[str, float]]:
   x = jnp.ones((side, side), jnp.bfloat16)
   peak = 2 * side**3 / fastest_s(partial(jax.jit(jnp.matmul), x, x))
   yield "matmul_tflops", peak / 1e12
-  yield from compare_attention(shape)
   model = Qwen2(shape, nnx.Rngs(0))
   transcript = make_batcher("transcript")
   yield from decide(model, transcript, 1)
@@ -102,27 +101,6 @@ def fastest_s(call: partial) -> float:
 def peak_gb() -> float:
   """Return the most memory of the device that was in use so far, in GB; 0 on a CPU."""
   return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
-
-
-def compare_attention(shape: Qwen2Config) -> Iterator[tuple[str, float]]:
-  """Compare the router's masked attention in a batch of decisions with cuDNN's.
-
-  cuDNN takes the number of each row's keys. All tokens of a row attend to the same keys
-  here, because such numbers can express no more.
-  """
-  draw = partial(jax.random.normal, jax.random.key(0), dtype=jnp.bfloat16)
-  q = draw((ROWS, 128, shape.num_attention_heads, shape.head_dim))
-  k = draw((ROWS, 2048, shape.num_key_value_heads, shape.head_dim))
-  keys_R = jnp.arange(1, ROWS + 1) * 128
-  mask_Rx1xU = jnp.arange(2048)[None, None] < keys_R[:, None, None]
-  library = "cudnn" if jax.default_backend() == "gpu" else "xla"
-  limits = {"key_value_seq_lengths": keys_R, "implementation": library}
-  mask = {"mask": mask_Rx1xU[:, None], "implementation": "xla"}
-  masked = partial(jax.jit(partial(dot_product_attention, **mask)), q, k, k)
-  cudnn = partial(jax.jit(partial(dot_product_attention, **limits)), q, k, k)
-  yield "attention_masked_ms", 1e3 * fastest_s(masked)
-  yield "attention_cudnn_ms", 1e3 * fastest_s(cudnn)
-  yield "attention_gap", jnp.abs(masked() - cudnn()).max()
 
 
 def make_batcher(view: str) -> Batcher:
