@@ -253,13 +253,17 @@ class Store:
       dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
     )
 
-  def mean_latency_s(self) -> float | None:
-    """Compute the mean seconds of a reply in all episodes; None without any."""
+  def mean_latency_s(self, field: str = "latency_s") -> float | None:
+    """Compute the mean seconds of a reply in all episodes; None without any.
+
+    Args:
+      field: "router_latency_s" has the mean seconds of a decision.
+    """
     query = (
       "SELECT avg(atom) FROM (SELECT episode FROM episodes WHERE json_valid(episode)), "
-      "json_tree(episode) WHERE key = 'latency_s' AND atom > 0"
+      "json_tree(episode) WHERE key = ? AND atom > 0"
     )
-    return self._db.execute(query).fetchone()[0]
+    return self._db.execute(query, [field]).fetchone()[0]
 
   def sync(self, policy: str) -> None:
     """Copy a policy's episodes to the stores of all processes that lack them."""

@@ -2,51 +2,44 @@
 
     pip install gguf==0.19.0
     python -m tools.gpu_train --parts=PARTS --pack=DIRECTORY
-    python -m tools.gpu_train --parts=PARTS --limit_s=480 --out=gpu_train.json
+    python -m tools.gpu_train --parts=PARTS --limit_s=480
 
 The first command rounds the layers of a Hugging Face directory to 4.5 bits a number,
 and cuts them into parts of `PART_MB` megabytes, which can be copied one by one. The
 second one joins the parts, compares ten top-1 tokens with those of the first machine,
-and plays `STAGES`: BoSFT, BoPO by 30 updates of 64 rollouts, and the tables on test.
-After each of them it writes what it has measured. Other flags are those of main.py.
+and plays the stages of main.py with the settings of `get_config`, which flags change.
+After each stage, gpu_train.json in the run's directory has what it has measured. A
+second call goes on; of a stage that was stopped, it measures the rest.
 """
 
 import json
+import os
 import shutil
 import signal
+import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 from gguf import GGMLQuantizationType, dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 import main as program
 from baar_jax.config import BoPOConfig, Config, RouterConfig, SFTConfig
 from baar_jax.envs.code.adapter import read_functions
-from baar_jax.flags import fail
+from baar_jax.flags import fail, read_flags
 from baar_jax.router.view import read_tokenizer
 from baar_jax.router.weights import load_qwen2
-from baar_jax.run import Run
-from tools.gpu_check import (
-  ROWS,
-  STEPS,
-  decide,
-  make_batcher,
-  make_episodes,
-  peak_gb,
-  train,
-)
+from baar_jax.store import Store
+from configs import code
+from tools.gpu_check import peak_gb
 
 PACK = flags.DEFINE_string("pack", "", "A Hugging Face directory to pack.")
 PARTS = flags.DEFINE_string("parts", "parts", "The directory of the parts.")
-LIMIT_S = flags.DEFINE_float("limit_s", 480.0, "Seconds until the last figures.", 1.0)
-OUT = flags.DEFINE_string("out", "gpu_train.json", "The file of the figures.")
+LIMIT_S = flags.DEFINE_float("limit_s", 480.0, "Seconds until the program ends.", 1.0)
 
-STAGES = ("setup", "profile", "references", "sft", "bopo", "evaluate", "report")
 PART_MB = 48
 CHECKED = 10  # The last tokens of a text whose successors are compared.
 
@@ -99,50 +92,51 @@ def find_top1(directory: Path) -> list[int]:
   return model.logits(hidden_1xTxD).argmax(axis=-1)[0].tolist()
 
 
-def configure(config: Config, weights: Path) -> Config:
-  """Give a configuration the text router, with the settings of the paper."""
-  config.router = RouterConfig(weights=str(weights), dtype="bfloat16", max_tokens=2048)
+def get_config() -> Config:
+  """Return the configuration of the default run, with a text router for a GPU."""
+  config = code.get_config()
+  config.name = "gpu_train"
+  config.router = RouterConfig(dtype="bfloat16", max_tokens=2048)
   config.sft = SFTConfig(micro_episodes=8)
   config.bopo = BoPOConfig(lam=config.bopo.lam, updates=30)
   config.value.updates = 0
   return config
 
 
-def measure(config: Config, figures: dict) -> None:
-  """Play all stages, and note in `figures` what they took, and the tables on test."""
-  with closing(Run(config)) as run:
-    for stage in STAGES:
-      start_s = time.monotonic()
-      program.STAGES[stage](run)
-      figures[f"{stage}_s"] = time.monotonic() - start_s
-      figures["peak_gb"] = peak_gb()
-      save(figures)
-    tables = json.loads((run.dir / "report" / "results.json").read_text())
-    figures |= {"areas": tables["frontiers"], "capped": tables["hard_budget"]}
-    model = load_qwen2(config.router.weights, jnp.float32)
-  batcher = make_batcher("transcript")
-  for name, value in decide(model, batcher, ROWS):
-    figures[name] = float(value)
-  for name, speed in train(model.config, batcher, make_episodes(8, STEPS)):
-    figures[f"{name}_tokens_per_s"] = speed
+def measure(config: Config) -> int:
+  """Play all stages, and write what they took, and the tables on test.
 
-
-def save(figures: dict) -> None:
-  """Write the figures so far."""
-  Path(OUT.value).write_text(json.dumps(figures, indent=1))
+  Returns:
+    The exit code of main.py.
+  """
+  directory = Path(config.runs, config.name)
+  path = directory / "gpu_train.json"
+  figures = json.loads(path.read_text()) if path.exists() else {}
+  for stage in program.STAGES:
+    start_s = time.monotonic()
+    if exit_code := program.main((config, stage)):
+      return exit_code
+    figures.setdefault(f"{stage}_s", time.monotonic() - start_s)
+    figures["peak_gb"] = peak_gb()
+    path.write_text(json.dumps(figures, indent=1))
+  results = json.loads((directory / "report" / "results.json").read_text())
+  figures |= {"areas": results["frontiers"], "capped": results["hard_budget"]}
+  store = Store(directory / "episodes.sqlite")
+  figures["decision_s"] = store.mean_latency_s("router_latency_s")
+  path.write_text(json.dumps(figures, indent=1))
+  return 0
 
 
 def out_of_time(*_: object) -> None:
-  """End the stages."""
-  raise TimeoutError(f"--limit_s={LIMIT_S.value:g} is over; a new call goes on")
+  """End the program at once, with its finished episodes and checkpoints on disk."""
+  os._exit(fail(f"--limit_s={LIMIT_S.value:g} is over; the same command goes on"))
 
 
-def start(command: tuple[Config, str]) -> int:
+def main(argv: list[str]) -> int:
   """Pack or train; a mistake ends with one line."""
-  logging.set_verbosity(logging.WARNING)
-  parts = Path(PARTS.value)
-  figures = {}
   try:
+    config = read_flags(argv, get_config(), flags.FLAGS, program.load_config)
+    parts = Path(PARTS.value)
     if PACK.value:
       pack(Path(PACK.value), parts)
       return 0
@@ -151,19 +145,13 @@ def start(command: tuple[Config, str]) -> int:
     join(parts)
     found = find_top1(parts / "files")
     known = json.loads((parts / "top1.json").read_text())
-    figures["equal_top1"] = sum(map(int.__eq__, found, known))
-    if figures["equal_top1"] < CHECKED:
+    if found != known:
       raise ValueError(f"top-1 tokens are {found}, expected {known}: copy all parts")
-    config = configure(command[0], parts / "files")
-    program.validate(config)
-    measure(config, figures)
   except (ValueError, OSError) as error:
     return fail(error)
-  finally:
-    if figures:
-      save(figures)
-  return 0
+  config.router.weights = str(parts / "files")
+  return measure(config)
 
 
 if __name__ == "__main__":
-  app.run(start, flags_parser=program.parse)
+  sys.exit(main(sys.argv))
