@@ -28,7 +28,7 @@ from baar_jax.report.page import claim, main_budgets, terminal_table
 from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import Cap
-from baar_jax.stages.evaluate import choose_on_dev, load_results
+from baar_jax.stages.evaluate import LABELS, choose_on_dev, load_results
 from configs import reproduce
 from configs.sciworld import ABLATIONS
 
@@ -267,4 +267,4 @@ def test_two_policies_of_a_run_never_share_a_label():
   config.evaluate.usd_budgets = (0.02, 0.05)
   config.evaluate.thresholds = (0.3,)
   listed = list_specs(config)
-  assert len({label_policy(spec) for spec in listed}) == len(listed)
+  assert len({label_policy(spec, LABELS) for spec in listed}) == len(listed)

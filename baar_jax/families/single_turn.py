@@ -10,7 +10,6 @@ import pandas as pd
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Key, Task
 from baar_jax.families.family import Lesson, RouterFamily, divide
-from baar_jax.families.rules import take_rank
 from baar_jax.learn.batches import Labels
 from baar_jax.rollout.jobs import Plan, list_ranked_trials
 from baar_jax.rollout.policy import RulePolicy
@@ -56,7 +55,7 @@ class SingleTurn(RouterFamily):
     config = files.config
     tasks = run.store.tasks("train") + run.store.tasks("dev")
     profiles = load_profiles(run.store, config, "train", "dev").values()
-    open_policy = functools.partial(RulePolicy, rule=take_rank)
+    open_policy = functools.partial(RulePolicy, rule=lambda live, spec: spec.rank - 1)
     by_model = [[*itertools.chain(*(profile.small for profile in profiles))]]
     for spec, jobs in list_ranked_trials(config, tasks).items():
       title = f"{self.label}, trials of model {spec.rank}"

@@ -7,14 +7,13 @@ data), P policies.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, Config
-from baar_jax.families.table import FAMILIES
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import COMPARED, COMPARED_COLUMNS, METRICS, Evaluation
@@ -39,9 +38,6 @@ AREA_COLUMNS = [
   "area_gain_low",
   "area_gain_high",
 ]
-# The label of each family, and of BoPO's points without a cap.
-LABELS = {name: family.label for name, family in FAMILIES.items()}
-LABELS[COMPARED] = "BoPO at the same λ"
 # Words for a policy's parameters and cap in its label, by name.
 PARAMETERS = {
   "lam": "λ {:g}",
@@ -84,14 +80,18 @@ CLAIMS = (
 )
 
 
-def label_policy(spec: PolicySpec) -> str:
+def label_policy(spec: PolicySpec, labels: Mapping[str, str]) -> str:
   """Write a policy's label for readers.
 
   An example is "budget-conditioned router, cost weight 0.5, cap-blind, at most 3
   LARGE calls". Parameters that are equal for all policies of a run, such as the
   number of updates, are left out.
+
+  Args:
+    spec: the policy.
+    labels: the labels of all families, by name.
   """
-  words = [LABELS[spec.family]]
+  words = [labels[spec.family]]
   # Only the budget-conditioned router has both variants, cap-conditioned and cap-blind,
   # so only its labels tell which one it is.
   if spec.cap and spec.cap_conditioned and "cost_weight" in spec.parameters:
@@ -146,6 +146,7 @@ class Results:
     config: the run's configuration.
     choice: the policies that dev has chosen.
     data: their test episodes.
+    labels: the labels of all families, by name.
     robustness: rows that compare the tasks' difficulty by different numbers of trials.
     inverted: for each training task, whether always-SMALL has cost more dollars than
       always-LARGE, by the medians.
@@ -155,18 +156,19 @@ class Results:
   config: Config
   choice: Choice
   data: Evaluation
+  labels: Mapping[str, str]
   robustness: pd.DataFrame
   inverted: Sequence[bool]
   ledger: pd.DataFrame
 
   def label(self, name: str) -> str:
     """Return a family's or a metric's name for readers; other texts are unchanged."""
-    return (LABELS | METRICS).get(name, name)
+    return (self.labels | METRICS).get(name, name)
 
   @functools.cached_property
   def policies(self) -> pd.DataFrame:
     """Return a row per chosen policy, by its key, with its label and its figures."""
-    labels = {s.key: label_policy(s) for s in self.choice.entries}
+    labels = {s.key: label_policy(s, self.labels) for s in self.choice.entries}
     return tabulate_policies(self.data).assign(label=pd.Series(labels))
 
   @functools.cached_property

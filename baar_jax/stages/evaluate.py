@@ -9,6 +9,7 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.families.conditioned import save_default
 from baar_jax.families.table import (
+  FAMILIES,
   list_specs,
   open_with,
   require_trained,
@@ -35,6 +36,10 @@ from baar_jax.rollout.jobs import (
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import Run, load_profiles
 from baar_jax.store import BUDGETS, Store
+
+# The label of each family in the report.
+LABELS = {name: family.label for name, family in FAMILIES.items()}
+LABELS[COMPARED] = "BoPO at the same λ"
 
 
 def main(run: Run) -> None:
@@ -65,7 +70,7 @@ def _collect(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
   for files in run.all_files():
     jobs = list_evaluation(run.config, run.tasks(split), split, files.training_seed)
     for spec in specs:
-      title = f"{split} {label_policy(spec)}"
+      title = f"{split} {label_policy(spec, LABELS)}"
       run.play(title, {spec: jobs}, open_with(files))
 
 
@@ -200,6 +205,7 @@ def load_results(
     config=config,
     choice=choice,
     data=load_split(store, choice.entries, config, "test"),
+    labels=LABELS,
     robustness=pd.DataFrame(robustness),
     inverted=[profile.cost_small > profile.cost_large for profile in profiles],
     ledger=read_ledger(config, directory),
