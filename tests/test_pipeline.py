@@ -30,7 +30,7 @@ def test_a_run_ends_with_a_report_and_repeating_it_does_nothing(whole):
   assert out.splitlines()[-1] == f"report: {path}"
   assert "image/png" in page and "cripted" in page
   for label in ("BoPO, λ 0.1", "First-Large"):
-    assert f"  {label}, at most 1 LARGE call\n" in out
+    assert f"\n{label}, at most 1 LARGE call " in out
   keys = {key for key in policies(runs) if "(" in key}
   assert keys and not any(key in out or key in page for key in keys)
   assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
