@@ -41,7 +41,7 @@ from baar_jax.config import STORED, Config, require
 from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.families import table
-from baar_jax.flags import check_values, explain, fail, read_flags
+from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
@@ -197,6 +197,10 @@ def validate(config: Config) -> None:
   if config.env.kind == STORED:
     # Such a run has no environment, but the default file has options of its own one.
     config.env.options.clear()
+  else:
+    check_variables("models.key_variables", config.models.key_variables)
+    judge = config.baselines.judge
+    check_variables("baselines.judge.key_variables", judge.key_variables)
   config.env.options = {**vars(base.read_options(config.env.kind, config.env.options))}
   environment = base.load(config.env.kind)
   live = config.env.live_per_process

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -82,6 +83,24 @@ def check_values(config: Settings) -> None:
       "a value of the configuration is no plain value: correct the file of --config"
     ) from None
   vars(config).update(vars(checked))
+
+
+def check_variables(field: str, names: Sequence[str]) -> None:
+  """Raise an error unless the environment variables that hold keys are set.
+
+  So a key that is given in place of a variable's name is not stored.
+
+  Args:
+    field: the field of the configuration that has their names.
+    names: the names; "" stands for no key.
+
+  Raises:
+    ValueError: a variable is not set.
+  """
+  if not {"", *os.environ}.issuperset(names):
+    raise ValueError(
+      f"--config.{field} must be the name of an environment variable that is set, or ''"
+    )
 
 
 def explain(error: ValidationError, prefix: str) -> str:

@@ -24,7 +24,7 @@ from baar_jax.config import (
   section,
   validator,
 )
-from baar_jax.flags import check_values, fail, read_flags
+from baar_jax.flags import check_values, check_variables, fail, read_flags
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.run import Run
 from baar_jax.store import read_config
@@ -144,6 +144,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> ServeConfi
   try:
     config = read_flags(argv, ServeConfig(), values)
     check_values(config)
+    check_variables("models.key_variables", config.models.key_variables)
   except ValueError as error:
     sys.exit(fail(error))
   return config

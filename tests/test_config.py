@@ -83,7 +83,7 @@ def test_paper_settings_have_the_papers_values(name):
 
 
 # Keys that a user has written in place of the names of their variables.
-KEYS = "sk-secret", ("sk-secret",)
+KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)
 # Fields, and values that each of them refuses.
 BAD = {
   "name": ("..", "a/b", "a\n"),
