@@ -142,9 +142,9 @@ def main(argv: list[str]) -> int:
       return 0
     signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S.value)
+    known = json.loads((parts / "top1.json").read_text())
     join(parts)
     found = find_top1(parts / "files")
-    known = json.loads((parts / "top1.json").read_text())
     if found != known:
       raise ValueError(f"top-1 tokens are {found}, expected {known}: copy all parts")
   except (ValueError, OSError) as error:
