@@ -31,10 +31,10 @@ from baar_jax.config import BoPOConfig, Config, RouterConfig, SFTConfig
 from baar_jax.envs.code.adapter import read_functions
 from baar_jax.flags import fail, read_flags
 from baar_jax.router.view import read_tokenizer
-from baar_jax.router.weights import load_qwen2
+from baar_jax.router.weights import load_qwen2, read_config
 from baar_jax.store import Store
 from configs import code
-from tools.gpu_check import peak_gb
+from tools.gpu_check import STEPS, make_batcher, make_episodes, peak_gb, train
 
 PACK = flags.DEFINE_string("pack", "", "A Hugging Face directory to pack.")
 PARTS = flags.DEFINE_string("parts", "parts", "The directory of the parts.")
@@ -123,6 +123,9 @@ def measure(config: Config) -> int:
   figures |= {"areas": results["frontiers"], "capped": results["hard_budget"]}
   store = Store(directory / "episodes.sqlite")
   figures["decision_s"] = store.mean_latency_s("router_latency_s")
+  shape = read_config(config.router.weights)
+  for name, speed in train(shape, make_batcher("transcript"), make_episodes(8, STEPS)):
+    figures[f"{name}_tokens_per_s"] = speed
   path.write_text(json.dumps(figures, indent=1))
   return 0
 
