@@ -69,7 +69,8 @@ _SCHEMA = (
   "(split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place))",
   "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, purpose TEXT, "
   f"trial INTEGER, {', '.join(COLUMNS)}, episode TEXT, "
-  f"PRIMARY KEY ({', '.join(KEY)}))",
+  f"PRIMARY KEY ({', '.join(KEY)}), CHECK (ifnull("
+  "score BETWEEN 0 AND 1 AND cost_usd >= 0 AND spent_usd >= 0, 0)))",
   "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
 )
 

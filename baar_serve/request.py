@@ -184,6 +184,8 @@ class ClientKey(StrictRecord):
 class SessionScore(StrictRecord):
   """The score and the task's name, which a client sends to end a session."""
 
+  model_config = {"extra": "forbid"}
+
   score: Share
   task: str | None = None
 

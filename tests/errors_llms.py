@@ -69,7 +69,7 @@ CASES = [
   ("...has other functions...", functools.partial(ask_recorded, functions="")),
   ("...has no reply to traina, trial 0, models 0: ...", ask_recorded, 0),
   ("...has another prompt for deva, trial 0, models 0: ...", change_instructions),
-  ("...usd BETWEEN 0 AND 1e12", lambda tmp: Calls(tmp / "calls").begin(0, -1.0, "r")),
+  ("...usd >= 0", lambda tmp: Calls(tmp / "calls").begin(0, -1.0, "r")),
   # A reply of 1,000 tokens at $4 per million, although its limit is 50 tokens. The
   # prompt has at most 4 bytes and 16 tokens, at $1 per million.
   (

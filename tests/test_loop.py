@@ -261,23 +261,25 @@ def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
   "call, texts, tries",
   [("step go 1", {}, "00011"), ("score", {}, "00011"), ("", {1: NO_ANSWER}, "01234")],
 )
-def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
+def test_failures_in_a_row_stop_the_loop(tape, monkeypatch, call, texts, tries):
+  monkeypatch.setattr(rollout, "MAX_FAILURES", 5)
   env = HandEnv(tape, fault=raises(DIED, call))
   problem = "5 times in a row.*(was killed|6 attempts)"
   with pytest.raises(ValueError, match=problem):
-    run(tape, NINE, [env], pair=HandPair(tape, texts), max_failures=5)
+    run(tape, NINE, [env], pair=HandPair(tape, texts))
   assert re.findall(r"reset t(\d)", " ".join(tape)) == [*tries]
 
 
-def test_a_success_ends_a_row_of_failures(tape):
+def test_a_success_ends_a_row_of_failures(tape, monkeypatch):
   """The environment dies twice in each of three episodes, which then succeed."""
+  monkeypatch.setattr(rollout, "MAX_FAILURES", 3)
   lives = itertools.cycle([False, False, True])
 
   def fault(event):
     if event == "score" and not next(lives):
       raise DIED
 
-  episodes = run(tape, NINE[:3], [HandEnv(tape, fault=fault)], max_failures=3)
+  episodes = run(tape, NINE[:3], [HandEnv(tape, fault=fault)])
   assert [episode.task_id for episode in episodes] == ["t0", "t1", "t2"]
 
 

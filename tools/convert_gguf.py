@@ -37,8 +37,7 @@ FIELDS = {
 TABLES = "token_embd.weight", "output.weight"  # the embedding, and that of the output
 # Two tables that were quantised apart differ by less than this share of their size.
 SAME_TABLE = 0.2
-# The regular expression by which Qwen2's tokenizer splits a text into words, and the
-# special tokens after its other tokens.
+# The regular expression by which Qwen2's tokenizer splits a text into words.
 WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -112,7 +112,7 @@ def measure(config: Config) -> int:
   directory = Path(config.runs, config.name)
   path = directory / "gpu_train.json"
   figures = json.loads(path.read_text()) if path.exists() else {}
-  for stage in program.STAGES:
+  for stage in [name for name in program.STAGES if name != "export"]:
     start_s = time.monotonic()
     if exit_code := program.main((config, stage)):
       return exit_code

@@ -45,7 +45,8 @@ MOVES = ("reset", "step")  # methods that change an episode's state
 def _is_right(name: str, result: Any) -> bool:
   """Return whether a method of an environment gave what `Env` says."""
   if name == "tasks":
-    return isinstance(result, list) and {*map(type, result)} == {Task}
+    is_list = isinstance(result, list) and {*map(type, result)} == {Task}
+    return is_list and all(type(t.max_steps) is int and t.max_steps > 0 for t in result)
   if name == "step":
     return isinstance(result, tuple) and [*map(type, result)] == [str, bool]
   if name == "score":
@@ -110,22 +111,31 @@ def _call(env: Env, method: str, args: list) -> object:
   Raises:
     WrongResult: the method gave a value of the wrong kind.
   """
-  result = getattr(env, method)(*args)
-  if not _is_right(method, result):
-    raise WrongResult(
-      f"{type(env).__name__}.{method} gave {result!r:.80}: give what Env.{method} in "
-      "baar_jax/envs/base.py says"
-    )
+  result = _check(env, method, getattr(env, method)(*args))
   if method not in MOVES:
     return result
   if method == "reset":
-    result = (result, env.system_prompt)
+    result = (result, _check(env, "system_prompt", env.system_prompt))
   done = method == "step" and result[1]
   oracle = None
   with contextlib.suppress(NotImplementedError):
     if not done:
-      oracle = env.oracle()
+      oracle = _check(env, "oracle", env.oracle())
   return *result, oracle
+
+
+def _check(env: Env, name: str, result: Any) -> Any:
+  """Return what a method or an attribute of an environment gave.
+
+  Raises:
+    WrongResult: it is not what `Env` says.
+  """
+  if not _is_right(name, result):
+    raise WrongResult(
+      f"{type(env).__name__}.{name} gave {result!r:.80}: give what Env.{name} in "
+      "baar_jax/envs/base.py says"
+    )
+  return result
 
 
 def _describe(error: Exception, method: str) -> dict[str, str]:

@@ -48,6 +48,8 @@ BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 # A provider's error message is cut to this number of characters.
 LONGEST_COMPLAINT = 200
+# A message with this many first characters of the key is not shown.
+SHOWN = 12
 # An attempt is repeated after these HTTP statuses, and after all from 500 on.
 RETRIED = (408, 409, 429)
 # An attempt that ends with one of these HTTP statuses may have been billed.
@@ -293,12 +295,12 @@ def clean(complaint: str, key: str) -> str:
     key: the key for the provider's endpoint.
 
   Returns:
-    The line; a fixed text if the message contains the key.
+    The line; a fixed text if the message contains the beginning of the key.
   """
   # Control characters, and characters that change the direction of writing, could
   # falsify the terminal's display.
   line = "".join(filter(str.isprintable, " ".join(complaint.split())))
-  if key != NO_KEY and key in line:
+  if key != NO_KEY and key[:SHOWN].lower() in line.lower():
     return "its message repeats the key"
   return line[:LONGEST_COMPLAINT]
 

@@ -7,6 +7,7 @@ loop sends the decision.
 
 import dataclasses
 import queue
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
@@ -28,6 +29,7 @@ from baar_jax.rollout.policy import EpisodeBudgets, Policy, StepContext, play_st
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
+MAX_FAILURES = 20  # failed attempts at a policy's episodes in a row that end the run
 
 
 class Trial(NamedTuple):
@@ -141,7 +143,6 @@ def run_episodes(
   pair: Pair,
   envs: Sequence[Env],
   run_budget: DollarBudget | None = None,
-  max_failures: int = 100,
 ) -> Iterator[Episode | Failure]:
   """Play episodes; each environment plays one episode at a time.
 
@@ -154,7 +155,6 @@ def run_episodes(
     pair: the models.
     envs: the environments. Their number is the most episodes that are live at a time.
     run_budget: the budget of all episodes together; None is no cap.
-    max_failures: if this number of attempts at episodes fail in a row, the loop ends.
 
   Yields:
     Each episode when it ends. It is a `Failure` if its environment died more than
@@ -162,7 +162,7 @@ def run_episodes(
 
   Raises:
     CapReached: a call does not fit `run_budget`. All calls in flight have ended.
-    ValueError: `max_failures` attempts at episodes in a row have failed.
+    ValueError: `MAX_FAILURES` attempts at a policy's episodes in a row have failed.
   """
   # By trial, then by task, so that all tasks are begun early. Policies that play the
   # same jobs take turns, so that the servers of all their models are in use.
@@ -180,7 +180,7 @@ def run_episodes(
 
   try:
     live_count = min(len(envs), len(waiting))
-    failures = 0
+    failures = Counter()
     for env in envs[:live_count]:
       begin(waiting.pop(0), env)
     while live_count:
@@ -190,7 +190,7 @@ def run_episodes(
           ready.append(running)
           continue
         running.trial.policy.finish(running.live)
-        failures = _count_failures(running, failures, max_failures)
+        _count_failure(running, failures)
         if isinstance(running.error, EnvDied) and running.restarts < RESTARTS:
           begin(running.trial, running.env, running.restarts + 1)
           continue
@@ -233,32 +233,34 @@ def _take_all(arrivals: Arrivals) -> list[Running]:
   return episodes
 
 
-def _count_failures(running: Running, failures: int, max_failures: int) -> int:
-  """Count the failed attempts at episodes in a row.
+def _count_failure(running: Running, failures: Counter[Policy]) -> None:
+  """Count the failed attempts at episodes in a row, of each policy.
+
+  So a dead model ends the run although a policy with another model succeeds.
 
   Args:
     running: an episode that has ended.
-    failures: the count before this episode.
-    max_failures: the count that ends the loop.
+    failures: the counts before this episode, which change.
 
   Raises:
-    ValueError: the count has reached `max_failures`.
+    ValueError: the count has reached `MAX_FAILURES`.
     BaseException: the episode's error, if it is neither EnvDied (the environment died)
       nor NoAnswer (a model gave no answer).
   """
   error = running.error
+  policy = running.trial.policy
   if error is None:
-    return 0
+    failures[policy] = 0
+    return
   if not isinstance(error, EnvDied | NoAnswer):
     raise error
-  failures += 1
-  if failures >= max_failures:
+  failures[policy] += 1
+  if failures[policy] >= MAX_FAILURES:
     raise ValueError(
-      f"Episodes have failed {failures} times in a row. The last failure is of task "
-      f"{running.live.task.id}: {error}. Correct its cause, then run the same command "
-      "again."
+      f"Episodes of {policy.spec.key} have failed {MAX_FAILURES} times in a row. The "
+      f"last failure is of task {running.live.task.id}: {error}. Correct its cause, "
+      "then run the same command again."
     )
-  return failures
 
 
 def play_episode(
