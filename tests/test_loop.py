@@ -270,6 +270,16 @@ def test_failures_in_a_row_stop_the_loop(tape, monkeypatch, call, texts, tries):
   assert re.findall(r"reset t(\d)", " ".join(tape)) == [*tries]
 
 
+def test_a_policy_that_succeeds_does_not_hide_one_that_fails(tape, monkeypatch):
+  monkeypatch.setattr(rollout, "MAX_FAILURES", 3)
+  policies = [HandPolicy(tape, "S" * 10), HandPolicy(tape, "L" * 10)]
+  trials = [Trial(policy, job) for job in NINE for policy in policies]
+  pair = HandPair(tape, {(0, "large"): NO_ANSWER})
+  with pytest.raises(ValueError, match="3 times in a row"):
+    list(run_episodes(trials, pair, [HandEnv(tape)]))
+  assert tape.count("ask large") == 3
+
+
 def test_a_success_ends_a_row_of_failures(tape, monkeypatch):
   """The environment dies twice in each of three episodes, which then succeed."""
   monkeypatch.setattr(rollout, "MAX_FAILURES", 3)

@@ -194,8 +194,9 @@ def run_episodes(
         if isinstance(running.error, EnvDied) and running.restarts < RESTARTS:
           begin(running.trial, running.env, running.restarts + 1)
           continue
-        live = running.live
-        yield running.episode or Failure(running.trial, live.steps, running.error)
+        yield running.episode or Failure(
+          running.trial, running.live.steps, running.error
+        )
         if waiting:
           begin(waiting.pop(0), running.env)
         else:
@@ -249,13 +250,12 @@ def _count_failure(running: Running, failures: Counter[Policy]) -> None:
   """
   error = running.error
   policy = running.trial.policy
+  failures[policy] += 1
   if error is None:
     failures[policy] = 0
-    return
-  if not isinstance(error, EnvDied | NoAnswer):
+  elif not isinstance(error, EnvDied | NoAnswer):
     raise error
-  failures[policy] += 1
-  if failures[policy] >= MAX_FAILURES:
+  elif failures[policy] >= MAX_FAILURES:
     raise ValueError(
       f"Episodes of {policy.spec.key} have failed {MAX_FAILURES} times in a row. The "
       f"last failure is of task {running.live.task.id}: {error}. Correct its cause, "
