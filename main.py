@@ -181,7 +181,7 @@ def load_config(name: str) -> Config:
     raise flags.Error(explain(error, f"{name}: {error.title}")) from None
   except BaseException as error:
     cause = f"{type(error).__name__}: {error}".removesuffix(": ")
-    raise flags.Error(f"cannot load {name} ({cause}): correct this file") from None
+    raise flags.Error(f"cannot load {name} ({cause}): correct it") from None
   return config
 
 

@@ -84,7 +84,7 @@ CASES = [
     "return Config(models=ModelsConfig(key_variables='sk-secret'))",
   ),
   (
-    "cannot load TMP/file.py:other (SystemExit: a [2Jb): correct this file",
+    "cannot load TMP/file.py:other (SystemExit: a [2Jb): correct it",
     read_file,
     "raise SystemExit('a\\n\\x1b[2J\\u202eb')",
   ),
@@ -168,7 +168,7 @@ CASES = [
     "--config=none.py",
   ),
   (
-    "cannot load TMP/file.py:other (...must return a Config): correct this file",
+    "cannot load TMP/file.py:other (...must return a Config): correct it",
     read_file,
     "pass",
   ),

@@ -205,8 +205,11 @@ CASES = [
     command,
     "--stage=sft",
   ),
-  ("sft lacks episodes on dev: run --stage=evaluate first", report_unplayed),
-  ("no task and trial of test...run --stage=evaluate first", report_nothing),
+  (
+    "sft lacks episodes on dev: play or record them first (--stage=evaluate)",
+    report_unplayed,
+  ),
+  ("no task and trial of test...play or record them first...", report_nothing),
   (
     "always-LARGE must cost more and score more...(5.0, 0.6) and (5.0, 0.4)...",
     lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),

@@ -139,7 +139,8 @@ def load_split(
   for spec in listed:
     if not _has_enough(store, spec.key, keys):
       raise ValueError(
-        f"{spec.family} lacks episodes on {split}: run --stage=evaluate first"
+        f"{spec.family} lacks episodes on {split}: play or record them first "
+        "(--stage=evaluate)"
       )
     entries[spec.key] = {
       "family": spec.family,
@@ -154,8 +155,8 @@ def load_split(
   complete = keys[counts.to_numpy() == len(frame)]
   if complete.empty:
     raise ValueError(
-      f"no task and trial of {split} has an episode of every policy: "
-      "run --stage=evaluate first"
+      f"no task and trial of {split} has an episode of every policy: play or record "
+      "them first (--stage=evaluate)"
     )
   episodes = episodes[episodes.index.isin(complete)].reset_index(drop=True)
   successes = episodes.groupby(["task_id", "policy"]).success.agg(list)
