@@ -123,10 +123,11 @@ def measure(config: Config) -> int:
   figures |= {"areas": results["frontiers"], "capped": results["hard_budget"]}
   store = Store(directory / "episodes.sqlite")
   figures["decision_s"] = store.mean_latency_s("router_latency_s")
+  path.write_text(json.dumps(figures, indent=1))
   shape = read_config(config.router.weights)
   for name, speed in train(shape, make_batcher("transcript"), make_episodes(8, STEPS)):
     figures[f"{name}_tokens_per_s"] = speed
-  path.write_text(json.dumps(figures, indent=1))
+    path.write_text(json.dumps(figures, indent=1))
   return 0
 
 
