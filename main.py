@@ -37,11 +37,19 @@ from absl import app, flags
 from jax.errors import JaxRuntimeError
 from pydantic import ValidationError
 
-from baar_jax.config import STORED, Config, require
+from baar_jax.config import (
+  STORED,
+  Config,
+  check_values,
+  check_variables,
+  explain,
+  fail,
+  read_flags,
+  require,
+)
 from baar_jax.envs import base
 from baar_jax.envs.base import EnvDied
 from baar_jax.families import table
-from baar_jax.flags import check_values, check_variables, explain, fail, read_flags
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run

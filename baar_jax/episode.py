@@ -22,6 +22,11 @@ Purpose = Literal[
   "profile", "reference", "exploration", "dev", "test", "robustness", "rollout"
 ]
 Key = tuple[str, Purpose, int]  # task, purpose and trial of an episode
+# The kinds of outcomes of an attempt at a call, as they are stored.
+REPLY = "reply"  # a usable reply
+RETRY = "retry"  # billed, but without a usable reply
+PRESUMED = "presumed"  # perhaps billed; counts at its worst case
+FAILED = "failed"  # not billed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,8 @@ from baar_jax.envs.code.adapter import read_functions, read_recording
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.learn.checkpoint import open_arrays, save_arrays
 from baar_jax.llms.history import NO_ACTION, NO_CODE, open_conversation
-from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import prices_of
-from baar_jax.llms.provider import check_models
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.offline import RecordedPair, ScriptedPair
+from baar_jax.llms.prices import check_models, prices_of
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.paper.references import Profile, choose_references, profile_tasks
 from baar_jax.rollout.budget import DollarBudget
@@ -40,11 +38,13 @@ from baar_jax.store import (
   CHANGEABLE,
   CONDITIONS,
   RESTORE,
+  Calls,
   Store,
   differences,
   flatten,
   lock,
   read_config,
+  read_spent,
 )
 
 VOCABULARY = "vocabulary.npz"  # The name of the file with the vocabulary.
@@ -513,8 +513,6 @@ def open_pair(config: Config, path: Path) -> Pair:
   if models.kind == "scripted":
     return ScriptedPair(models, base.load(config.env.kind))
   if models.kind == RECORDED:
-    from baar_jax.llms.recorded import RecordedPair
-
     return RecordedPair(models, read_functions(config.env.options.get("data", "")))
   # Other runs start faster without the client of API models.
   from baar_jax.llms.chat import ChatPair

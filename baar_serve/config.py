@@ -18,13 +18,16 @@ from baar_jax.config import (
   Config,
   EnvConfig,
   ModelsConfig,
+  check_values,
+  check_variables,
+  fail,
   not_negative,
   positive,
+  read_flags,
   require,
   section,
   validator,
 )
-from baar_jax.flags import check_values, check_variables, fail, read_flags
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.run import Run
 from baar_jax.store import read_config

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.decide import Decider
+from baar_jax.episode import FAILED, PRESUMED
 from baar_jax.llms.history import bound_tokens
-from baar_jax.llms.ledger import FAILED, PRESUMED
 from baar_jax.rollout.jobs import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_serve.call import ClientCall

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baar_jax.episode import Usage
 from baar_jax.llms.prices import ROUNDING, Price, list_price
-from baar_jax.llms.usage import TIERS, Meter
+from baar_jax.llms.provider import TIERS, Meter
 
 # Multiples of the list price, by the fields of an answer that tell them and by their
 # values: service tiers, among them OpenAI's Fast and Ultrafast modes, and Anthropic's

@@ -9,10 +9,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
-from baar_jax.config import Dollars, Share
-from baar_jax.flags import explain
+from baar_jax.config import Dollars, Share, explain
 from baar_jax.llms.history import SURROUNDINGS, History, Turn, hash_text, read_turns
-from baar_jax.llms.usage import read_json
+from baar_jax.llms.provider import read_json
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.forms.wire import WireForm
 

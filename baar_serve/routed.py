@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-from baar_jax.episode import Call, Step
+from baar_jax.episode import FAILED, PRESUMED, REPLY, Call, Step
 from baar_jax.llms.history import write_action
-from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY
 from baar_jax.llms.prices import ROUNDING
 from baar_jax.llms.provider import LOST, Outcome, backoff_s, explain
 from baar_serve.answer import Stream, Whole
@@ -195,7 +194,7 @@ class RoutedCall:
     """End the newest attempt, and settle its cost.
 
     Args:
-      kind: the outcome, one of the constants of llms/provider.py such as REPLY.
+      kind: the outcome, one of the constants of episode.py such as REPLY.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.
     """

@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.ledger import FAILED, INSERT, OPEN, PRESUMED, open_calls
+from baar_jax.episode import FAILED, PRESUMED, SMALL, Call, Step, Usage
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
+from baar_jax.store import INSERT, OPEN, open_calls
 from baar_serve.records import (
   RECORD,
   SESSIONS_SCHEMA,
@@ -370,7 +370,7 @@ class Sessions:
 
     Args:
       attempt: the attempt.
-      kind: the outcome, one of the constants of llms/provider.py. PRESUMED without a
+      kind: the outcome, one of the constants of episode.py. PRESUMED without a
         call books the worst case.
       call: the billed call; None if the attempt had no answer.
       record: the step that the attempt completed; None if there is none.

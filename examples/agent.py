@@ -31,7 +31,7 @@ from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld.adapter import ScienceWorld
 from baar_jax.episode import Task
 from baar_jax.llms.history import NO_ACTION, extend, open_conversation, parse_action
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.offline import ScriptedPair
 from baar_jax.rollout.budget import unlimited  # The endpoint checks the caps.
 
 DIRECTORY = Path("runs") / "agent"

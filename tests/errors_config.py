@@ -10,7 +10,7 @@ from absl import flags
 from jax.errors import JaxRuntimeError
 
 import main
-from baar_jax.flags import fail
+from baar_jax.config import fail
 
 
 def command(tmp: Path, *arguments: str) -> None:

@@ -13,12 +13,11 @@ from baar_jax.envs.base import make
 from baar_jax.envs.code.adapter import Code, read_recording
 from baar_jax.episode import Usage
 from baar_jax.llms.history import read_chat
-from baar_jax.llms.ledger import Calls
 from baar_jax.llms.prices import Price, cost_usd
-from baar_jax.llms.provider import open_http
-from baar_jax.llms.usage import Meter
+from baar_jax.llms.provider import Meter, open_http
 from baar_jax.rollout.budget import unlimited
 from baar_jax.run import open_pair
+from baar_jax.store import Calls
 
 
 def name_proxy(tmp: Path, url: str) -> None:

@@ -12,8 +12,14 @@ import pytest
 from tiny import follow
 
 from baar_jax.envs import engines
-from baar_jax.envs.alfworld.adapter import GAME, GAMES, ALFWorld, Options
-from baar_jax.envs.alfworld.expert import ROUTINE_VERBS, TASK_TYPES
+from baar_jax.envs.alfworld.adapter import (
+  GAME,
+  GAMES,
+  ROUTINE_VERBS,
+  TASK_TYPES,
+  ALFWorld,
+  Options,
+)
 from baar_jax.envs.base import EnvDied, read_verb
 from baar_jax.envs.process import ProcessEnv, open_envs
 from tools.make_tasks import make_tasks

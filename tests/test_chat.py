@@ -15,7 +15,6 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.chat import ChatPair
 from baar_jax.llms.history import NoAnswer
-from baar_jax.llms.ledger import Calls, Spent, read_spent
 from baar_jax.rollout.budget import (
   BudgetSpent,
   CapReached,
@@ -23,6 +22,7 @@ from baar_jax.rollout.budget import (
   reserve,
   unlimited,
 )
+from baar_jax.store import Calls, Spent, read_spent
 
 # Dollars per million tokens: input, cached input, output, cache write.
 PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)

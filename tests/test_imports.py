@@ -20,7 +20,7 @@ from baar_jax.run import Run
 CORE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
 LAYERS = [
-  "config,episode,flags,mesh",
+  "config,episode,mesh",
   "store",
   "envs",
   "llms",

@@ -12,7 +12,7 @@ from baar_jax.envs.code.adapter import Code
 from baar_jax.episode import Usage
 from baar_jax.families.foresight import Chance, ForesightSpec, find_best
 from baar_jax.families.table import FAMILIES
-from baar_jax.llms.recorded import draw_trial
+from baar_jax.llms.offline import draw_trial
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.source import env_arguments
 from baar_jax.rollout.specs import Cap, PolicySpec

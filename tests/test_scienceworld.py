@@ -7,8 +7,13 @@ from tiny import follow
 
 from baar_jax.envs.base import read_verb
 from baar_jax.envs.scienceworld import adapter
-from baar_jax.envs.scienceworld.adapter import TASK_TYPES, Options, ScienceWorld
-from baar_jax.envs.scienceworld.expert import CRITICAL_VERBS, Expert
+from baar_jax.envs.scienceworld.adapter import (
+  CRITICAL_VERBS,
+  TASK_TYPES,
+  Expert,
+  Options,
+  ScienceWorld,
+)
 from baar_jax.episode import SPLITS
 
 

@@ -11,7 +11,7 @@ from baar_jax.envs import base
 from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
 from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.offline import ScriptedPair
 from baar_jax.rollout.budget import unlimited
 
 TASK = Task("t", "test", "Do it.", 40)

@@ -18,7 +18,7 @@ from standin import FAULTS, Lockpick, StandIn
 
 import main
 from baar_jax.llms import provider
-from baar_jax.llms.ledger import read_spent
+from baar_jax.store import read_spent
 
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")

@@ -1,16 +1,13 @@
 """Check the run's dollars: their parts, their sum, and what does not count."""
 
 from baar_jax.config import Config
-from baar_jax.llms.ledger import (
-  FAILED,
-  PRESUMED,
-  REPLY,
-  RETRY,
+from baar_jax.episode import FAILED, PRESUMED, REPLY, RETRY
+from baar_jax.report.table import read_ledger
+from baar_jax.store import (
   Calls,
   Spent,
   read_spent,
 )
-from baar_jax.report.table import read_ledger
 
 
 def test_the_ledger_has_what_api_models_were_paid(tmp_path):

@@ -17,8 +17,16 @@ from typing import NamedTuple
 from alfworld.gen import constants, goal_library
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-from baar_jax.envs.alfworld.adapter import GAME, ALFWorld, Options
-from baar_jax.envs.alfworld.expert import LOOK, TASK_TYPES, TWO, treatment_of
+from baar_jax.envs.alfworld.adapter import (
+  GAME,
+  LOOK,
+  NO_TREATMENT,
+  TASK_TYPES,
+  TREATMENTS,
+  TWO,
+  ALFWorld,
+  Options,
+)
 from baar_jax.envs.base import read_or_make
 from baar_jax.episode import SPLITS
 
@@ -106,7 +114,7 @@ class Scene:
     Returns:
       Pairs of a type of object and the type of the target receptacle or lamp.
     """
-    treatment = treatment_of(task_type)
+    treatment = TREATMENTS.get(task_type, NO_TREATMENT)
     ability = f"{treatment.command}able".title()
     treatable = constants.VAL_ACTION_OBJECTS.get(ability, self.portable)
     object_types = [name for name in self.portable if name in treatable]
@@ -137,7 +145,8 @@ class Scene:
     holders = [name for name in receptacles if fits(type_of(name), object_type)]
     sources = [name for name in holders if type_of(name) != target]
     needed = draw.sample(sources, min(2, len(sources)))
-    for kind in (target, treatment_of(task_type).receptacle_type):
+    treatment = TREATMENTS.get(task_type, NO_TREATMENT)
+    for kind in (target, treatment.receptacle_type):
       needed += [name for name in receptacles if type_of(name) == kind][:2]
     if task_type == LOOK:
       needed += draw.sample(stands, 1)

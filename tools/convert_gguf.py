@@ -17,7 +17,7 @@ from gguf import MODEL_ARCH, GGUFReader, TokenType, dequantize, get_tensor_name_
 from safetensors.numpy import save_file
 from tokenizers.pre_tokenizers import ByteLevel, Split
 
-from baar_jax.flags import fail
+from baar_jax.config import fail
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.weights import expected_tensors
 

@@ -27,9 +27,15 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 import main as program
-from baar_jax.config import BoPOConfig, Config, RouterConfig, SFTConfig
+from baar_jax.config import (
+  BoPOConfig,
+  Config,
+  RouterConfig,
+  SFTConfig,
+  fail,
+  read_flags,
+)
 from baar_jax.envs.code.adapter import read_functions
-from baar_jax.flags import fail, read_flags
 from baar_jax.router.view import read_tokenizer
 from baar_jax.router.weights import load_qwen2, read_config
 from baar_jax.store import Store

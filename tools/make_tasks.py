@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from baar_jax.config import fail
 from baar_jax.envs.base import load
 from baar_jax.envs.engines import Engine, command_of, environ_of, output_of
-from baar_jax.flags import fail
 
 MODULES = {"alfworld": "tools.alfworld_games", "appworld": "tools.appworld_tasks"}
 

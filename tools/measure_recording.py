@@ -15,8 +15,8 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import StratifiedGroupKFold, cross_val_score
 from sklearn.preprocessing import scale
 
+from baar_jax.config import fail
 from baar_jax.envs.code.adapter import Recording, read_functions, read_recording
-from baar_jax.flags import fail
 
 FOLDS = 10  # of the functions, for predictions
 DRAWS = 1000  # of functions, for intervals

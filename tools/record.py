@@ -27,7 +27,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import main as program
-from baar_jax.config import Config, require
+from baar_jax.config import Config, fail, read_flags, require
 from baar_jax.envs.base import EnvDied, make
 from baar_jax.envs.code.adapter import (
   FORMAT,
@@ -44,19 +44,17 @@ from baar_jax.envs.code.adapter import (
   write_recording,
 )
 from baar_jax.episode import SPLITS, Task, Usage
-from baar_jax.flags import fail, read_flags
 from baar_jax.llms.chat import ChatAgent, ChatPair
 from baar_jax.llms.history import (
   NoAnswer,
   open_conversation,
   parse_action,
 )
-from baar_jax.llms.ledger import Calls, read_spent
-from baar_jax.llms.prices import prices_of
-from baar_jax.llms.provider import Endpoint, check_models, endpoints
+from baar_jax.llms.prices import check_models, prices_of
+from baar_jax.llms.provider import Endpoint, endpoints
 from baar_jax.rollout.budget import CapReached, DollarBudget, reserve
 from baar_jax.rollout.source import env_arguments
-from baar_jax.store import lock
+from baar_jax.store import Calls, lock, read_spent
 
 SAVE_S = 60.0  # Seconds between two writings of the file.
 # Assumed by a dry run: the tokens of a conversation and of a reply, the share of first

@@ -30,8 +30,8 @@ from baar_jax.envs.code.adapter import (
 )
 from baar_jax.episode import SMALL, Usage
 from baar_jax.families.family import Family, cap_each
+from baar_jax.llms.offline import draw_trial
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.recorded import draw_trial
 from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.run import RouterFiles

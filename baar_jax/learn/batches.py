@@ -71,7 +71,7 @@ class Labels(NamedTuple):
   decide: Callable[[Episode], Sequence[int | None]]
   rewrite: Callable[[Episode, int], Episode] | None = None
   answers: int | None = None
-  describe_draft: Callable | None = None
+  describe_draft: Callable = lambda *_: ()
 
 
 def _decide_acted(episode: Episode) -> list[int]:

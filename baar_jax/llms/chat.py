@@ -25,13 +25,24 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Reserve, Task, Usage
+from baar_jax.episode import (
+  FAILED,
+  PRESUMED,
+  REPLY,
+  RETRY,
+  Call,
+  Reply,
+  Reserve,
+  Task,
+  Usage,
+)
 from baar_jax.llms.history import Agent, Messages, NoAnswer
-from baar_jax.llms.ledger import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.llms.prices import COSTLIEST_TIER, ROUNDING, PricedModel
 from baar_jax.llms.provider import (
   LOST,
   UNREADABLE,
+  ImpossibleUsage,
+  Meter,
   Outcome,
   backoff_s,
   endpoints,
@@ -39,7 +50,7 @@ from baar_jax.llms.provider import (
   open_http,
   read_refusal,
 )
-from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.store import Calls
 
 # A model's chat template is assumed to add at most this number of tokens to a message.
 TOKENS_PER_MESSAGE = 16

@@ -5,17 +5,19 @@ Axes: A models.
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import STORED, ZERO_SHOT, Config, ModelsConfig
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
-from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.provider import ImpossibleUsage, Meter, endpoints
 
 # Price of prompt tokens that are written to the prompt cache for an hour, as a multiple
 # of the price of input (Anthropic's).
@@ -224,6 +226,35 @@ def prices_of(config: ModelsConfig, days: int = 0) -> tuple[Price, ...]:
   """
   user_prices = tuple(Price(*row) for row in config.prices)
   return user_prices or tuple(list_price(name, days) for name in config.names)
+
+
+def check_models(config: Config) -> None:
+  """Raise an error unless the models have prices and keys, and the cheapest is first.
+
+  Raises:
+    ValueError: a price or a key is missing, or the models are not in the order of their
+      prices. The message is one line with the field's name.
+  """
+  groups = {"models": config.models}
+  if ZERO_SHOT in config.baselines.rivals:
+    groups["baselines.judge"] = config.baselines.judge
+  for group_name, group in groups.items():
+    try:
+      prices = prices_of(group)
+      for endpoint in endpoints(group) if config.models.kind == "chat" else ():
+        if config.env.kind != STORED:
+          endpoint.key()
+        # Reading the port checks it: urllib raises ValueError if it is above 65535.
+        _ = urlsplit(endpoint.base_url).port
+    except ValueError as error:
+      raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
+    for cheaper, costlier in itertools.pairwise(prices):
+      if cheaper.input > costlier.input and cheaper.output > costlier.output:
+        raise ValueError(
+          f"--config.{group_name}.names is {group.names!r}; one of them is costlier "
+          "than the next: name the cheapest first, or set "
+          f"--config.{group_name}.prices"
+        )
 
 
 class PricedModel:

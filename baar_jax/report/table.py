@@ -9,13 +9,12 @@ import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.envs.base import load
-from baar_jax.llms.ledger import read_spent
 from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.store import BUDGETS, KEY, Store
+from baar_jax.store import BUDGETS, KEY, Store, read_spent
 
 RESAMPLES = 1000  # Number of resamples of the tasks per interval.
 # The metrics of the report, with their names for readers.

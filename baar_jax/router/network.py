@@ -14,7 +14,7 @@ inputs (features, terms, and a proposal in a cascade), W width of a layer, A ans
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 
 import jax
@@ -26,7 +26,14 @@ from jax.sharding import Mesh
 from baar_jax.episode import SMALL, Episode, Step, Task
 from baar_jax.mesh import local_copy
 from baar_jax.rollout.specs import Live
-from baar_jax.router.inputs import StateReader, Tracker, Vocabulary, describe, track
+from baar_jax.router.inputs import (
+  StateReader,
+  Tracker,
+  Vocabulary,
+  describe,
+  read_states,
+  track,
+)
 
 WIDTH = 64  # W, the width of both hidden layers
 MOST_ENCODED = 4096  # episodes whose inputs are kept, so that a pass reads each once
@@ -95,14 +102,14 @@ class InputsEncoder:
     vocabulary: the statistics of stored episodes.
     answers: the number of answers between which the router decides.
     describe_draft: computes more inputs, from the tracker of an episode and the step
-      that waits for its decision; None adds no inputs.
+      that waits for its decision; by default there are none.
     encoded: the inputs of episodes that were encoded, by their keys in the store; at
       most `MOST_ENCODED`.
   """
 
   vocabulary: Vocabulary
   answers: int
-  describe_draft: Callable[[Tracker, Step], np.ndarray] | None = None
+  describe_draft: Callable[[Tracker, Step], Sequence[float]] = lambda *_: ()
   encoded: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
   dtype = "float32"
 
@@ -156,19 +163,18 @@ class InputsEncoder:
       decisions: for each, its episode after the observation before it, and the step
         that waits for it.
     """
-    features = []
-    progress = []
     drafts = []
-    for tracker, step in decisions:
-      features.append(tracker.read())
-      progress.append(tracker.progress)
-      if self.describe_draft:
+
+    def follow() -> Iterator[Tracker]:
+      """Yield each decision's episode, and describe the draft of its step."""
+      for tracker, step in decisions:
         drafts.append(self.describe_draft(tracker, step))
+        yield tracker
+
+    states = read_states(follow())
     # A policy network learns for one cost weight and no cap, so only time varies here.
-    terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
-    parts = [np.stack(features), terms_NxT]
-    if drafts:
-      parts.append(np.stack(drafts))
+    terms_NxT = describe(np.float64(np.inf), np.float64(1), states.progress_NxP)
+    parts = [states.features_NxD, terms_NxT, drafts]
     return np.concatenate(parts, axis=1).astype(np.float32)
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:

@@ -9,8 +9,7 @@ from baar_jax.llms.history import (
   read_message,
   write_arguments,
 )
-from baar_jax.llms.provider import Endpoint
-from baar_jax.llms.usage import read_json
+from baar_jax.llms.provider import Endpoint, read_json
 from baar_serve.forms.wire import WireForm
 
 

@@ -12,8 +12,7 @@ import pytest
 from endpoint import ASK, REPLY, Client, assistant, user
 
 from baar_jax.decide import Decider
-from baar_jax.episode import Step, Task
-from baar_jax.llms.ledger import FAILED
+from baar_jax.episode import FAILED, Step, Task
 from baar_jax.rollout.policy import RulePolicy
 from baar_jax.rollout.specs import Job, Live, PolicySpec
 from baar_serve.call import ClientCall

@@ -11,8 +11,7 @@ import pytest
 
 from baar_jax.llms.history import ToolCall, Turn
 from baar_jax.llms.prices import Price
-from baar_jax.llms.provider import read_error
-from baar_jax.llms.usage import ImpossibleUsage, Meter
+from baar_jax.llms.provider import ImpossibleUsage, Meter, read_error
 from baar_serve.answer import Stream
 from baar_serve.forms import FORMS
 from baar_serve.meter import AnswerMeter

@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 from endpoint import ASK, PRICES, USD
 
-from baar_jax.episode import Call, Step, Usage
-from baar_jax.llms.ledger import FAILED, REPLY, open_calls, read_spent
+from baar_jax.episode import FAILED, REPLY, Call, Step, Usage
 from baar_jax.rollout.specs import Cap
+from baar_jax.store import open_calls, read_spent
 from baar_serve import sessions as ledger
 from baar_serve.records import Record, State
 from baar_serve.sessions import Sessions
