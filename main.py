@@ -52,6 +52,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.families import table
 from baar_jax.learn.checkpoint import hide_repeated_errors
 from baar_jax.rollout.budget import CapReached
+from baar_jax.rollout.source import read_options
 from baar_jax.run import Run
 from baar_jax.stages import collect, evaluate, plan
 from baar_jax.store import read_config
@@ -209,7 +210,7 @@ def validate(config: Config) -> None:
     check_variables("models.key_variables", config.models.key_variables)
     judge = config.baselines.judge
     check_variables("baselines.judge.key_variables", judge.key_variables)
-  config.env.options = {**vars(base.read_options(config.env.kind, config.env.options))}
+  config.env.options = {**vars(read_options(config.env.kind, config.env.options))}
   environment = base.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live

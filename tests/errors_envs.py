@@ -75,8 +75,12 @@ CASES = [
   ("...kind is 'TMP/own.py:Task'...Task is no subclass of Env...", load, "Task"),
   ("...missing 1 required positional argument: 'rooms'...", load, "NoDefault"),
   ("...skip_test_variations is -1, but must be at least 0...", command, SKIPPED),
-  ("...size...does not exist...gold_dir...", command, "--config.env.options.size=2"),
-  ("...short_tasks is '7', but must be of type bool...", command, SHORT),
+  (
+    "...size: Unexpected keyword argument...gold_dir...",
+    command,
+    "--config.env.options.size=2",
+  ),
+  ("...short_tasks: Input should be a valid boolean...", command, SHORT),
   # Engines
   ("...toy is not installed...--stage=setup...", lambda tmp: engines.command_of(TOY)),
   ("appworld has no data in TMP/nowhere...tools.make_tasks appworld...", find_no_data),

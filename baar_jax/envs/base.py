@@ -4,8 +4,6 @@ Every error rate is our choice; docs/scripted_models.md gives the reasons. In a 
 numbers, the first is SMALL's and the second is LARGE's.
 """
 
-import ast
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -335,54 +333,19 @@ def load(kind: str) -> type[Env]:
   return environment
 
 
-def read_options(kind: str, options: Mapping[str, Any]) -> Any:
-  """Check an environment's options and return them as its `Options`.
-
-  An option must have the type of its default: bool, int, float or str. A text, as the
-  command line passes it, is converted to this type. An integer becomes a float.
-
-  Args:
-    kind: the kind of environment; see `load`.
-    options: values of options by name. Missing options keep their defaults.
-
-  Raises:
-    ValueError: an option has a wrong name, type or value.
-  """
-  Options = load(kind).Options
-  defaults = vars(Options())
-  listing = f"the options of {kind} are {', '.join(defaults) or 'none'}"
-  values = {}
-  for name, value in options.items():
-    setting = f"--config.env.options.{name} is {value!r:.80}"
-    if name not in defaults:
-      raise ValueError(f"{setting}, but this option does not exist; {listing}")
-    expected = type(defaults[name])
-    if isinstance(value, str) and expected is not str:
-      with contextlib.suppress(ValueError, SyntaxError):
-        value = ast.literal_eval(value)
-    if type(value) is int and expected is float:
-      value = float(value)
-    if type(value) is not expected:
-      raise ValueError(f"{setting}, but must be of type {expected.__name__}; {listing}")
-    values[name] = value
-  try:
-    return Options(**values)
-  except ValueError as error:  # The class of the options refuses a value.
-    raise ValueError(f"--config.env.options: {error}; {listing}") from None
-
-
 def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
   """Create an environment in this process.
 
   Args:
     kind: the kind of environment; see `load`.
-    options: values of options by name; see `read_options`.
+    options: values of options by name.
     **sizes: train_tasks, dev_tasks, test_tasks and max_steps; see `Env.__init__`.
 
   Raises:
-    ValueError: the kind or an option is wrong.
+    ValueError: the kind is wrong.
   """
-  return load(kind)(**sizes, options=read_options(kind, options))
+  environment = load(kind)
+  return environment(**sizes, options=environment.Options(**options))
 
 
 def spread(count: int) -> list[int]:

@@ -5,13 +5,15 @@ import dataclasses
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError, with_config
 from tqdm import tqdm
 
-from baar_jax.config import RECORDED, Config
+from baar_jax.config import RECORDED, STRICT, Config, explain
 from baar_jax.envs import base, engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
@@ -252,6 +254,28 @@ class Stored:
     """Close nothing, because nothing is open."""
 
 
+def read_options(kind: str, options: Mapping[str, Any]) -> Any:
+  """Check an environment's options, and convert them to the types of their fields.
+
+  Args:
+    kind: the kind of environment; see `base.load`.
+    options: values of options by name. Missing options keep their defaults.
+
+  Returns:
+    An instance of the environment's class `Options`.
+
+  Raises:
+    ValueError: an option has a wrong name, type or value.
+  """
+  Options = base.load(kind).Options
+  try:
+    return TypeAdapter(with_config(STRICT)(Options)).validate_python(options)
+  except ValidationError as error:
+    names = ", ".join(vars(Options())) or "none"
+    problem = explain(error, "--config.env.options")
+    raise ValueError(f"{problem}; the options of {kind}: {names}") from None
+
+
 def env_arguments(config: Config) -> dict:
   """Return the keyword arguments with which `base.make` opens an environment.
 
@@ -259,7 +283,7 @@ def env_arguments(config: Config) -> dict:
     ValueError: an option of the environment is invalid.
   """
   env = config.env
-  options = base.read_options(env.kind, env.options)
+  options = read_options(env.kind, env.options)
   if env.kind == "code":
     recording = config.models.recording if config.models.kind == RECORDED else ""
     options = dataclasses.replace(options, recording=recording)
