@@ -1,15 +1,17 @@
 """The errors of environments, their options, engines and processes."""
 
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
 from errors_config import command
 
-from baar_jax.envs import base, engines, process
+from baar_jax.envs import base, engines
 from baar_jax.envs.alfworld import adapter as alfworld
 from baar_jax.envs.appworld import adapter as appworld
 from baar_jax.envs.base import Env
 from baar_jax.envs.code.adapter import read_functions
+from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld import adapter
 
 FILE = """
@@ -31,7 +33,10 @@ def load(tmp: Path, name: str, text: str = FILE) -> type[Env]:
 
 
 def score(tmp: Path) -> None:
-  process._call(load(tmp, "Good")(), "score", [])
+  load(tmp, "Good")
+  with closing(*open_envs(f"{tmp}/own.py:Good", {}, 1, 1)) as env:
+    env.reset("'A room.'")
+    env.score()
 
 
 def list_games(tmp: Path, content: bytes) -> None:

@@ -28,18 +28,13 @@ from baar_jax.envs.base import Env, EnvDied, Oracle
 from baar_jax.envs.engines import can_confine, command_of, confine, environ_of
 from baar_jax.episode import Task
 
-
-class WrongResult(ValueError):
-  """Report that a method of an environment returned a value of the wrong kind."""
-
-
 # If the child raises one of these errors, the parent raises the same error. Any other
 # error counts as a bug of the environment, and the parent ends the child. A ValueError
 # in step() or score() counts as a bug, too.
-RETURNED = (WrongResult, ValueError, NotImplementedError, EnvDied)
-RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
+RETURNED = {
+  error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)
+}
 FREE_METHODS = ("tasks", "reset")  # methods that work without a live episode
-MOVES = ("reset", "step")  # methods that change an episode's state
 
 
 def _is_right(name: str, result: Any) -> bool:
@@ -76,7 +71,13 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
   for line in requests:
     slot, method, args = json.loads(line)
     try:
-      answer = {"value": _call(env_of[slot], method, args)}
+      env = env_of[slot]
+      value = getattr(env, method)
+      if callable(value):
+        value = value(*args)
+      answer = {"value": value}
+      if not _is_right(method, value):
+        answer = _refuse(env, method, value)
     except Exception as error:  # The parent gets every error of an environment.
       answer = _describe(error, method)
     print(json.dumps(answer, default=vars), file=answers, flush=True)
@@ -95,47 +96,13 @@ def _end_with(parent: int, scratch: str) -> None:
   os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _call(env: Env, method: str, args: list) -> object:
-  """Call a method of an environment, and check its result.
-
-  Args:
-    env: the environment of the slot.
-    method: a method's name.
-    args: the arguments of the method.
-
-  Returns:
-    The method's result. For "reset" a tuple: the observation, the system prompt and the
-    oracle. For "step" a tuple: the observation, whether the episode has ended, and the
-    oracle. The oracle is None without an expert, and after the end.
-
-  Raises:
-    WrongResult: the method gave a value of the wrong kind.
-  """
-  result = _check(env, method, getattr(env, method)(*args))
-  if method not in MOVES:
-    return result
-  if method == "reset":
-    result = (result, _check(env, "system_prompt", env.system_prompt))
-  done = method == "step" and result[1]
-  oracle = None
-  with contextlib.suppress(NotImplementedError):
-    if not done:
-      oracle = _check(env, "oracle", env.oracle())
-  return *result, oracle
-
-
-def _check(env: Env, name: str, result: Any) -> Any:
-  """Return what a method or an attribute of an environment gave.
-
-  Raises:
-    WrongResult: it is not what `Env` says.
-  """
-  if not _is_right(name, result):
-    raise WrongResult(
-      f"{type(env).__name__}.{name} gave {result!r:.80}: give what Env.{name} in "
-      "baar_jax/envs/base.py says"
-    )
-  return result
+def _refuse(env: Env, name: str, value: object) -> dict[str, str]:
+  """Write the answer to a call that gave a value of the wrong kind."""
+  message = (
+    f"{type(env).__name__}.{name} gave {value!r:.80}: give what Env.{name} in "
+    "baar_jax/envs/base.py says"
+  )
+  return {"error": "ValueError", "message": message}
 
 
 def _describe(error: Exception, method: str) -> dict[str, str]:
@@ -148,7 +115,7 @@ def _describe(error: Exception, method: str) -> dict[str, str]:
   name = type(error).__name__
   message = [*str(error).splitlines(), ""][0]
   is_bug = name == "ValueError" and method in ("step", "score")
-  if name in RETURNED_ERRORS and not is_bug:
+  if name in RETURNED and not is_bug:
     return {"error": name, "message": message}
   frame = traceback.extract_tb(error.__traceback__)[-1]
   return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
@@ -213,7 +180,7 @@ class Child:
 
     Args:
       slot: index of the environment in the child.
-      method: the name of a method of Env; see `_call`.
+      method: the name of a method or an attribute of Env.
       *args: the method's arguments.
 
     Raises:
@@ -237,7 +204,7 @@ class Child:
       if "death" in answer:
         raise self._kill(answer["death"])
       if "error" in answer:
-        raise RETURNED_ERRORS[answer["error"]](answer["message"])
+        raise RETURNED[answer["error"]](answer["message"])
       return answer["value"]
 
   def _ask(self, request: str, timeout_s: float | None) -> dict[str, Any]:
@@ -321,7 +288,11 @@ class ProcessEnv(Env):
     self.success_score = environment.success_score
     self.child = child
     self._call = functools.partial(child.call, slot)
-    self._oracle: dict | None = None
+
+  @property
+  def system_prompt(self) -> str:
+    """Return the agent's instructions; see Env."""
+    return self._call("system_prompt")
 
   def tasks(self, split: str) -> list[Task]:
     """Return a split's tasks; see Env.tasks."""
@@ -329,13 +300,11 @@ class ProcessEnv(Env):
 
   def reset(self, task_id: str) -> str:
     """Start a task and return the first observation; see Env.reset."""
-    observation, self.system_prompt, self._oracle = self._call("reset", task_id)
-    return observation
+    return self._call("reset", task_id)
 
   def step(self, action: str) -> tuple[str, bool]:
     """Execute an action; see Env.step."""
-    observation, done, self._oracle = self._call("step", action)
-    return observation, done
+    return tuple(self._call("step", action))
 
   def score(self) -> float:
     """Return the current score; see Env.score."""
@@ -343,9 +312,7 @@ class ProcessEnv(Env):
 
   def oracle(self) -> Oracle:
     """Return the expert's next step; see Env.oracle."""
-    # Without a stored oracle, the environment in the child is asked. Its error says why
-    # there is none.
-    return Oracle(**(self._oracle or self._call("oracle")))
+    return Oracle(**self._call("oracle"))
 
   def mistake(self, kind: str, key: str) -> str:
     """Return a wrong action in place of the expert's; see Env.mistake."""
