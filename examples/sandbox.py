@@ -135,7 +135,7 @@ def build(task_id: str) -> Building:
 class Sandbox(Env):
   """The Env of the sandbox; it needs no child process."""
 
-  Errors = SandboxErrors
+  errors = SandboxErrors()
   needs_process = False
   # The prompts are too short for the rules of real providers. The cache outlives an
   # episode, so the cost of a call depends on the steps of the calls before it only.

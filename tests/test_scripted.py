@@ -8,7 +8,7 @@ import pytest
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs import base
-from baar_jax.envs.base import DifficultyErrors, Env, Lapse, Oracle
+from baar_jax.envs.base import Env, Errors, Lapse, Oracle
 from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms.history import open_conversation, parse_action
 from baar_jax.llms.offline import ScriptedPair
@@ -22,13 +22,8 @@ def critical(position):
   return Oracle("focus on pot", position, critical=True, recovering=False)
 
 
-class HandErrors(DifficultyErrors):
-  """Numbers for sums by hand."""
-
-  ABILITY = (0.5, 2.5)
-  ROUTINE = (0.2, 0.1)
-  WRONG = 0.4
-  GROWTH = (4.0, 3.0)
+# Numbers for sums by hand.
+HAND = Errors((0.5, 2.5), (0.2, 0.1), wrong=0.4, growth=(4.0, 3.0))
 
 
 # The difficulty is 1 + (0.8 + 0.6) / sqrt(2) - 0.5 = 1.49, plus the model's own luck. "on" is too
@@ -55,7 +50,7 @@ def test_error_odds_grow_with_difficulty_and_a_failed_try(
   monkeypatch, model, failed, odds
 ):
   monkeypatch.setattr(base, "draw_effect", EFFECTS.__getitem__)
-  lapse = HandErrors().lapse(model, "find-plant/3", critical(2), failed)
+  lapse = HAND.lapse(model, "find-plant/3", critical(2), failed)
   assert lapse.rate == pytest.approx(odds / (1 + odds), abs=1e-3)
   assert lapse.wrong == 0.4
 
@@ -65,7 +60,7 @@ def test_routine_steps_and_recoveries_have_no_difficulty(model, rate):
   routine = Oracle("look around", 3, False, False)
   recovery = Oracle("undo", 3, True, True)
   for oracle in (routine, recovery):
-    lapse = HandErrors().lapse(model, "t", oracle, failed=True)
+    lapse = HAND.lapse(model, "t", oracle, failed=True)
     assert lapse == Lapse(pytest.approx(rate), 0.0)
 
 
@@ -78,23 +73,26 @@ class Room(Env):
   mistake = staticmethod(lambda kind, key: f"{kind} {key}")
 
 
+def rule(lapse):
+  """Make error rates that a function tells."""
+  return type("Rule", (Errors,), {"lapse": staticmethod(lapse)})()
+
+
 def always(rate=1.0, wrong=0.0):
   """Make error rates that are a tenth higher after a failed try at the same step."""
-  errors = DifficultyErrors()
-  errors.lapse = lambda model, task, oracle, failed: Lapse(rate + failed / 10, wrong)
-  return errors
+  return rule(lambda model, task, oracle, failed: Lapse(rate + failed / 10, wrong))
 
 
 def agents(errors, seed=0):
   """Start the scripted agents of an episode."""
-  with mock.patch.object(Room, "Errors", lambda models: errors):
+  with mock.patch.object(Room, "errors", errors):
     pair = ScriptedPair(ModelsConfig(), Room)
   return pair.start(Room(), TASK, seed, unlimited)
 
 
 def test_replies_repeat_and_tokens_follow_from_the_text():
   messages = open_conversation(Room.system_prompt, TASK, "You see.")
-  pairs = [agents(DifficultyErrors(), seed) for seed in (0, 0, 1)]
+  pairs = [agents(Errors(), seed) for seed in (0, 0, 1)]
   first, again, other = (
     [a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs
   )
@@ -112,8 +110,7 @@ def actions_of(agent, steps):
 
 
 def test_each_model_draws_its_own_errors():
-  errors = always()
-  errors.lapse = lambda *args: Lapse(0.5, 0.5)
+  errors = rule(lambda *args: Lapse(0.5, 0.5))
   small, large = (actions_of(agent, range(400)) for agent in agents(errors))
   assert actions_of(agents(errors)[SMALL], range(400)) == small
   is_right = [[action == "focus on pot" for action in row] for row in (small, large)]

@@ -61,16 +61,31 @@ class Lapse:
   wrong: float
 
 
+@dataclasses.dataclass(frozen=True)
 class Errors:
-  """Base class of the error rates of an environment.
+  """Error rates of scripted models, by the difficulty of each critical step.
 
-  The numbers of intermediate models are equally spaced between SMALL's and LARGE's (our
-  choice).
+  The odds of an error at a critical step are exp(difficulty - ability). A failed try at
+  a critical step raises the odds of all later tries at it. The defaults apply to
+  ScienceWorld and to a user's environment. The numbers of intermediate models are
+  equally spaced between SMALL's and LARGE's (our choice).
+
+  Attributes:
+    ability: ability of SMALL and LARGE.
+    routine: error rates at a routine step, or a step that undoes a mistake.
+    wrong: share of wrong actions in errors at critical steps.
+    growth: factors of SMALL's and LARGE's odds at a critical step after a failed try at
+      it, by any model.
+    task_type: a regular expression that finds the type of a task in the task's id.
+    models: the number of models, which each run sets.
   """
 
-  def __init__(self, models: int = 2) -> None:
-    """Store the number of models."""
-    self.models = models
+  ability: tuple[float, float] = (-0.05, 1.1)
+  routine: tuple[float, float] = (0.14, 0.03)
+  wrong: float = 0.5
+  growth: tuple[float, float] = (13.0, 5.4)
+  task_type: str = "[^/_]+"
+  models: int = 2
 
   def between(self, ends: tuple[float, float], model: int) -> float:
     """Interpolate a model's number between SMALL's and LARGE's.
@@ -81,29 +96,6 @@ class Errors:
     """
     skill = model / (self.models - 1)
     return (1 - skill) * ends[0] + skill * ends[1]
-
-
-class DifficultyErrors(Errors):
-  """Error rates that depend on the difficulty of each critical step.
-
-  The odds of an error at a critical step are exp(difficulty - ability). A failed try at
-  a critical step raises the odds of all later tries at it. The numbers below apply to
-  ScienceWorld and to a user's environment.
-
-  Attributes:
-    ABILITY: ability of SMALL and LARGE.
-    ROUTINE: error rates at a routine step, or a step that undoes a mistake.
-    WRONG: share of wrong actions in errors at critical steps.
-    GROWTH: factors of SMALL's and LARGE's odds at a critical step after a failed try at
-      it, by any model.
-    TYPE: a regular expression that finds the type of a task in the task's id.
-  """
-
-  ABILITY = (-0.05, 1.1)
-  ROUTINE = (0.14, 0.03)
-  WRONG = 0.5
-  GROWTH = (13.0, 5.4)
-  TYPE = "[^/_]+"
 
   def difficulty(self, model: int, task_id: str, oracle: Oracle) -> float:
     """Add up the effects of the type of task, the action's words, and luck.
@@ -119,7 +111,7 @@ class DifficultyErrors(Errors):
     words = {*re.findall("[a-z]{3,}", oracle.action.lower())}
     luck = f"{task_id}|{oracle.position}"
     return (
-      draw_effect("".join(re.findall(self.TYPE, task_id)[:1]))
+      draw_effect("".join(re.findall(self.task_type, task_id)[:1]))
       + sum(map(draw_effect, sorted(words))) / math.sqrt(len(words) or 1)
       + draw_effect(luck)
       + draw_effect(f"{luck}|{model}")
@@ -136,15 +128,15 @@ class DifficultyErrors(Errors):
       oracle: the expert's next step.
       failed: whether a try at this step has failed before in the episode.
     """
-    rate = self.between(self.ROUTINE, model)
+    rate = self.between(self.routine, model)
     odds = rate / (1 - rate)
     wrong = 0.0
     if oracle.critical and not oracle.recovering:
       difficulty = self.difficulty(model, task_id, oracle)
-      odds = math.exp(difficulty - self.between(self.ABILITY, model))
+      odds = math.exp(difficulty - self.between(self.ability, model))
       if failed:
-        odds *= self.between(self.GROWTH, model)
-      wrong = self.WRONG
+        odds *= self.between(self.growth, model)
+      wrong = self.wrong
     return Lapse(odds / (1 + odds), wrong)
 
 
@@ -174,7 +166,7 @@ class Env:
 
   Attributes:
     Options: a dataclass; its fields are the settings --config.env.options.
-    Errors: decides how scripted models err in this environment.
+    errors: the error rates of scripted models in this environment.
     engine: the engine, if it needs a Python environment (venv) of its own, else None.
       With an engine, `Options` needs the field `data`.
     metric: the meaning of SR in the report: "success" is the rate of success, "score"
@@ -195,7 +187,7 @@ class Env:
   """
 
   Options: type = NoOptions
-  Errors: type = DifficultyErrors
+  errors = Errors()
   engine: Engine | None = None
   metric = "success"
   prompt_growth = 150

@@ -294,7 +294,7 @@ class ScriptedPair:
     """
     self.names = config.names
     self._billing = open_billing(config)
-    self._errors = env.Errors(len(config.names))
+    self._errors = dataclasses.replace(env.errors, models=len(config.names))
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve

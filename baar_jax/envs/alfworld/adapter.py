@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from baar_jax.envs.base import (
-  DifficultyErrors,
   Env,
   EnvDied,
+  Errors,
   Oracle,
   check_size,
   interleave,
@@ -32,18 +32,6 @@ from baar_jax.envs.base import (
 )
 from baar_jax.envs.engines import Engine
 from baar_jax.episode import Task
-
-
-class ALFWorldErrors(DifficultyErrors):
-  """Error rates of scripted models in ALFWorld.
-
-  Error rates at routine steps are high, because a real model has to search for objects.
-  """
-
-  ABILITY = (0.3, 0.9)
-  ROUTINE = (0.45, 0.45)
-  TYPE = r"(?<=/)\w+"
-
 
 # The benchmark's download has a directory of this name with a directory per split.
 GAMES = "json_2.1.1"
@@ -83,7 +71,8 @@ class ALFWorld(Env):
   """
 
   Options = Options
-  Errors = ALFWorldErrors
+  # A real model has to search for objects, so routine steps have high error rates.
+  errors = Errors(ability=(0.3, 0.9), routine=(0.45, 0.45), task_type=r"(?<=/)\w+")
   engine = Engine(
     packages=("alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4"),
     data_variable="ALFWORLD_DATA",

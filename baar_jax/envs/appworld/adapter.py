@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baar_jax.envs.base import DifficultyErrors, Env, Oracle, check_size, spread
+from baar_jax.envs.base import Env, Errors, Oracle, check_size, spread
 from baar_jax.envs.engines import Engine
 from baar_jax.episode import SPLITS, Task
 
@@ -225,17 +225,6 @@ def _act_wrongly(step: PlanStep, draw: random.Random) -> str:
   return ""
 
 
-class AppWorldErrors(DifficultyErrors):
-  """Error rates of scripted models in AppWorld.
-
-  SMALL's error rate at routine steps is high, because a weak model has to read much
-  documentation.
-  """
-
-  ABILITY = (0.9, 1.35)
-  ROUTINE = (0.65, 0.10)
-
-
 OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.
 CODE_S = 60  # seconds after which an agent's code is stopped
 FAILED = "Execution failed. Traceback:\n"
@@ -278,7 +267,8 @@ class AppWorld(Env):
   """
 
   Options = Options
-  Errors = AppWorldErrors
+  # A weak model has to read much documentation, so it errs often at routine steps.
+  errors = Errors(ability=(0.9, 1.35), routine=(0.65, 0.10))
   engine = Engine(
     packages=("appworld==0.1.3.post1",),
     data_variable="APPWORLD_ROOT",
