@@ -8,7 +8,7 @@ from hand import HandPolicy, job
 from standin import StandIn
 
 from baar_jax.envs.base import make
-from baar_jax.envs.code.adapter import read_recording, write_recording
+from baar_jax.envs.code.adapter import read_recording
 from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.source import env_arguments
 from baar_jax.run import open_pair
@@ -71,7 +71,7 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
     older = read_recording.__wrapped__(out)
     for key in [*older.nodes][25:]:
       del older.nodes[key]
-    write_recording(Path(out), older)
+    record.write_recording(Path(out), older)
     assert run(2) == 0
     # Every call has a seed of its own.
     assert len({seen["seed"] for seen in server.seen}) == 96

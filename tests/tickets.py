@@ -12,10 +12,10 @@ from baar_jax.envs.code.adapter import (
   Recording,
   hash_functions,
   hash_texts,
-  write_recording,
 )
 from baar_jax.episode import SPLITS
 from baar_jax.llms.history import write_reply
+from tools.record import write_recording
 
 # The functions all add one. The second test is no equation.
 ROW = (
@@ -80,5 +80,5 @@ def record(config: Config, solved: set[tuple], trials: int = 1, **header) -> Non
     "functions": hash_functions(functions),
     "max_completion_tokens": 50,
   }
-  recording = Recording(usual | header, nodes, {})
+  recording = Recording(usual | header, nodes)
   write_recording(Path(config.models.recording), recording)

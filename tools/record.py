@@ -13,7 +13,9 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import gzip
 import hashlib
+import json
 import sqlite3
 import sys
 import threading
@@ -41,7 +43,6 @@ from baar_jax.envs.code.adapter import (
   hash_texts,
   read_recording,
   run_tests,
-  write_recording,
 )
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.chat import ChatAgent, ChatPair
@@ -101,6 +102,8 @@ class Recorder:
     self.env = env
     self.out = out
     self.recording = open_recording(config, env, out)
+    # The results of the tests, by function and hash of the code.
+    self.results = self.recording.results
     directory = Path(config.runs) / config.name
     # As in a run, two commands must not spend the same dollars twice, nor write one file.
     self._locks = [lock(directory / "lock"), lock(Path(f"{out}.lock"))]
@@ -212,12 +215,12 @@ class Recorder:
     usage = reply.call.usage
     code = parse_action(reply.text, code=True) or ""
     digest = hash_texts(code)
-    results = self.recording.results.get((function.id, digest))
+    results = self.results.get((function.id, digest))
     if results is None:
       results = run_tests(code, function.tests, not self.env.options.trusted)
     with self._lock:
       # Equal code has one result, also if two models wrote it at the same time.
-      known = self.recording.results.get((function.id, digest), results)
+      known = self.results.setdefault((function.id, digest), tuple(results))
       node = Node(
         function=function.id,
         trial=trial,
@@ -227,11 +230,11 @@ class Recorder:
         code=digest,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        results=tuple(known),
+        results=known,
         observation=function.describe_failure(known),
         seconds=round(reply.call.latency_s, 3),
       )
-      self.recording.add(node)
+      self.recording.nodes[node.key] = node
       if time.monotonic() - self._saved_s > SAVE_S:
         self._saved_s = time.monotonic()
         write_recording(self.out, self.recording)
@@ -281,7 +284,19 @@ def open_recording(config: Config, env: Code, out: Path) -> Recording:
     "prices": [dataclasses.astuple(price)[:3] for price in prices_of(models)],
     "servers": servers,
   }
-  return Recording(header, {}, {})
+  return Recording(header, {})
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+  """Write a recording, in place of an earlier one; a crash leaves the earlier one."""
+  lines = [json.dumps(recording.header, ensure_ascii=False)]
+  for key in sorted(recording.nodes):
+    fields = vars(recording.nodes[key])
+    lines.append(json.dumps(fields, ensure_ascii=False))
+  draft = path.with_name(f"{path.name}.part")
+  # Without a time, equal recordings are equal files.
+  draft.write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
+  draft.replace(path)
 
 
 def describe_server(endpoint: Endpoint) -> dict[str, str]:

@@ -227,12 +227,15 @@ class Recording:
   Attributes:
     header: how it was made: models, functions, sampling, program, date, prices.
     nodes: the nodes by key.
-    results: the results of the tests, by function and hash of the code.
   """
 
   header: dict
   nodes: dict[tuple[str, int, str], Node]
-  results: dict[tuple[str, str], tuple[str, ...]]
+
+  @functools.cached_property
+  def results(self) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Collect the results of the tests, by function and hash of the code."""
+    return {(node.function, node.code): node.results for node in self.nodes.values()}
 
   @functools.cached_property
   def trials(self) -> int:
@@ -251,11 +254,6 @@ class Recording:
       if trial < self.trials:
         texts += [function, str(trial), path, node.code]
     return hash_texts(*texts)
-
-  def add(self, node: Node) -> None:
-    """Add a node, and the results of its code."""
-    self.nodes[node.key] = node
-    self.results[node.function, node.code] = node.results
 
   def check_prompts(self, functions: Iterable[Function]) -> None:
     """Check that the models were asked what they would be asked now.
@@ -317,29 +315,17 @@ def read_recording(path: str) -> Recording:
         raise ValueError("it is none")
       if lost := {"models", "functions", "max_completion_tokens"} - header.keys():
         raise ValueError(f"its first line lacks {', '.join(sorted(lost))}")
-      recording = Recording(header, {}, {})
+      recording = Recording(header, {})
       for line in file:
         fields = json.loads(line)
         node = Node(**fields | {"results": tuple(fields["results"])})
-        recording.add(node)
+        recording.nodes[node.key] = node
   except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
     raise ValueError(
       f"cannot read the recording {path} ({error}): restore it, or make it with python "
       "-m tools.record"
     ) from None
   return recording
-
-
-def write_recording(path: Path, recording: Recording) -> None:
-  """Write a recording, in place of an earlier one; a crash leaves the earlier one."""
-  lines = [json.dumps(recording.header, ensure_ascii=False)]
-  for key in sorted(recording.nodes):
-    fields = vars(recording.nodes[key])
-    lines.append(json.dumps(fields, ensure_ascii=False))
-  draft = path.with_name(f"{path.name}.part")
-  # Without a time, equal recordings are equal files.
-  draft.write_bytes(gzip.compress("\n".join([*lines, ""]).encode(), mtime=0))
-  draft.replace(path)
 
 
 @dataclasses.dataclass(frozen=True)
