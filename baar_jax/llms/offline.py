@@ -32,7 +32,7 @@ from baar_jax.llms.prices import (
   open_billing,
 )
 
-Sizes = tuple[int, int] | None  # tokens of a prompt and of its reply
+Sizes = tuple[int, int]  # tokens of a prompt and of its reply
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 
 
@@ -50,71 +50,52 @@ class Account:
   Attributes:
     billing: the prices and prompt caches of the models.
     reserve: reserves the calls in the budgets.
+    longest_reply: the limit on the tokens of a reply, which a worst case assumes.
     prompts: the prompts that each model has read, by the model's index in `billing`.
     replies_s: seconds of all replies so far.
   """
 
   billing: Billing
   reserve: Reserve
+  longest_reply: int = 0
   prompts: dict[int, list[Prompt]] = dataclasses.field(default_factory=dict)
   replies_s: float = 0.0
 
-  def bill(
-    self, model: int, messages: Messages, text: str, step: int, sizes: Sizes = None
-  ) -> Call:
-    """Bill a call that is not made yet.
+  def bound_usd(self, model: int, sizes: Sizes) -> float:
+    """Compute the worst case of a call in dollars, for which nothing is cached."""
+    prompt_tokens, reply_tokens = sizes
+    longest = max(reply_tokens, self.longest_reply)
+    return self.billing.prices[model].worst_case_usd(prompt_tokens, longest)
+
+  def pay(self, model: int, messages: Messages, sizes: Sizes, step: int) -> Call:
+    """Make a call: pay for it, and keep its prompt in the cache.
 
     Args:
       model: index of the model in `billing`.
       messages: the prompt.
-      text: the reply.
+      sizes: the tokens of the prompt and of the reply.
       step: index of the episode's step.
-      sizes: the tokens of the prompt and of the reply, if they were counted.
     """
     tokens = [count_tokens(message["content"]) for message in messages]
-    estimated = sum(tokens)
-    prompt_tokens, reply_tokens = sizes or (estimated, count_tokens(text))
+    now_s = self.replies_s + step * STEP_S
+    prompts = self.prompts.setdefault(model, [])
     reads = []
-    for prompt in self.prompts.get(model, ()):
+    for prompt in prompts:
       shared = _count_shared_tokens(prompt.messages, messages, tokens)
-      reads.append(Read(shared * prompt_tokens // max(estimated, 1), prompt.at_s))
-    now_s = self._now_s(step)
-    return self.billing.bill(model, reads, prompt_tokens, reply_tokens, now_s)
-
-  def bound_usd(self, model: int, messages: Messages, text: str) -> float:
-    """Compute the worst case of a call in dollars, for which nothing is cached."""
-    tokens = sum(count_tokens(message["content"]) for message in messages)
-    return self.billing.prices[model].worst_case_usd(tokens, count_tokens(text))
-
-  def pay(
-    self,
-    model: int,
-    messages: Messages,
-    text: str,
-    step: int,
-    sizes: Sizes = None,
-    bound_usd: float | None = None,
-  ) -> Call:
-    """Make a call: pay for it, and keep its prompt in the cache.
-
-    Args:
-      model, messages, text, step, sizes: see `bill`.
-      bound_usd: the worst case of the call; None is that of this reply.
-    """
-    call = self.bill(model, messages, text, step, sizes)
-    if bound_usd is None:
-      bound_usd = self.bound_usd(model, messages, text)
-    with self.reserve(bound_usd) as cost:
+      # The counted tokens of a prompt may be others than the estimated ones.
+      reads.append(Read(shared * sizes[0] // max(sum(tokens), 1), prompt.at_s))
+    call = self.billing.bill(model, reads, *sizes, now_s)
+    with self.reserve(self.bound_usd(model, sizes)) as cost:
       cost.usd = call.cost_usd
-    self.prompts.setdefault(model, []).append(
-      Prompt(tuple(messages), self._now_s(step))
-    )
+    prompts.append(Prompt(tuple(messages), now_s))
     self.replies_s += self.billing.wait_s(call)
     return call
 
-  def _now_s(self, step: int) -> float:
-    """Return the time of the next call at a step, in seconds."""
-    return self.replies_s + step * STEP_S
+
+def estimate_sizes(messages: Messages, text: str) -> Sizes:
+  """Estimate the tokens of a prompt and of its reply."""
+  prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
+  return prompt_tokens, count_tokens(text)
 
 
 def _count_shared_tokens(
@@ -136,8 +117,33 @@ def _count_shared_tokens(
   return shared
 
 
-class RecordedPair:
-  """The recorded models of a run."""
+class OfflinePair:
+  """Models that need no connection. Their calls take no time, so none is in flight."""
+
+  def __init__(self, config: ModelsConfig):
+    """Look up the prices of the models.
+
+    Raises:
+      ValueError: a model has no list price.
+    """
+    self.names = config.names
+    self._billing = open_billing(config)
+
+  def stop(self) -> None:
+    """Stop all calls."""
+
+  def close(self) -> None:
+    """Close connections and files."""
+
+
+class RecordedPair(OfflinePair):
+  """The recorded models of a run.
+
+  Attributes:
+    path: the file of the recording.
+    recording: the recording.
+    id_of: the id of the function that each prompt of a first try asks for.
+  """
 
   def __init__(self, config: ModelsConfig, functions: Sequence[Function]):
     """Read the recording.
@@ -150,15 +156,11 @@ class RecordedPair:
       ValueError: the recording cannot be read, or has other models, functions or
         prompts; or a model has no price.
     """
-    self.names = config.names
-    self._billing = open_billing(config)
-    self._path = config.recording
-    recording = read_recording(self._path)
-    header = recording.header
-    self._nodes = recording.nodes
-    self._trials = recording.trials
-    self._reply_tokens = header["max_completion_tokens"]
-    self._id_of = {function.prompt(): function.id for function in functions}
+    super().__init__(config)
+    self.path = config.recording
+    self.recording = read_recording(self.path)
+    self.id_of = {function.prompt(): function.id for function in functions}
+    header = self.recording.header
     problem = ""
     if header["models"] != [*self.names]:
       names = tuple(header["models"])
@@ -169,58 +171,20 @@ class RecordedPair:
         "or record again with tools/record.py"
       )
     if problem:
-      raise ValueError(f"the recording {self._path} {problem}")
-    recording.check_prompts(functions)
+      raise ValueError(f"the recording {self.path} {problem}")
+    self.recording.check_prompts(functions)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
   ) -> list["RecordedAgent"]:
     """Start one agent for each model in an episode."""
-    account = Account(self._billing, reserve)
+    longest_reply = self.recording.header["max_completion_tokens"]
+    account = Account(self._billing, reserve, longest_reply)
     tried = {}
     return [
       RecordedAgent(self, model, account, task, seed, tried)
       for model in range(len(self.names))
     ]
-
-  def find(
-    self, messages: Messages, task: Task, seed: int, model: int, last: tuple[str, str]
-  ) -> Node:
-    """Find the recorded reply of a model to a conversation.
-
-    Args:
-      messages: the conversation.
-      task: the ticket.
-      seed: the seed of the episode, which decides the recorded trial.
-      model: index of the model.
-      last: function and path of the last try in this episode.
-
-    Raises:
-      ValueError: the recording has no such reply.
-    """
-    function = self._id_of.get(messages[-1]["content"])
-    if function:
-      last = (function, "")  # The first try at a function.
-    function, before = last
-    trial = draw_trial(task.id, function, seed, self._trials)
-    node = self._nodes.get((function, trial, f"{before}{model}"))
-    if node is None:
-      raise ValueError(
-        f"the recording {self._path} has no reply to {function}, trial {trial}, models "
-        f"{before}{model}: record it with python -m tools.record"
-      )
-    return node
-
-  def bound_usd(self, model: int, node: Node) -> float:
-    """Compute the worst case of a call, with the longest reply, in dollars."""
-    price = self._billing.prices[model]
-    return price.worst_case_usd(node.prompt_tokens, self._reply_tokens)
-
-  def stop(self) -> None:
-    """Stop all calls. A recorded call takes no time, so none is in flight."""
-
-  def close(self) -> None:
-    """Close connections and files. Recorded models have none."""
 
 
 def draw_trial(task_id: str, function: str, seed: int, trials: int) -> int:
@@ -256,26 +220,43 @@ class RecordedAgent(Agent):
   tried: dict[int, tuple[str, str]]
 
   def _find(self, messages: Messages, step: int) -> Node:
-    """Find the reply to a conversation."""
-    last = self.tried.get(step - 1, ("", ""))
-    return self.pair.find(messages, self.task, self.seed, self.model, last)
+    """Find the recorded reply to a conversation.
+
+    Raises:
+      ValueError: the recording has no such reply.
+    """
+    recording = self.pair.recording
+    function, before = self.tried.get(step - 1, ("", ""))
+    if first := self.pair.id_of.get(messages[-1]["content"]):
+      function = first
+      before = ""
+    trial = draw_trial(self.task.id, function, self.seed, recording.trials)
+    path = f"{before}{self.model}"
+    node = recording.nodes.get((function, trial, path))
+    if node is None:
+      raise ValueError(
+        f"the recording {self.pair.path} has no reply to {function}, trial {trial}, "
+        f"models {path}: record it with python -m tools.record"
+      )
+    return node
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the worst case of the call in dollars."""
-    return self.pair.bound_usd(self.model, self._find(messages, step))
+    node = self._find(messages, step)
+    sizes = (node.prompt_tokens, node.completion_tokens)
+    return self.account.bound_usd(self.model, sizes)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Give the recorded reply."""
     node = self._find(messages, step)
     sizes = (node.prompt_tokens, node.completion_tokens)
-    bound_usd = self.pair.bound_usd(self.model, node)
-    call = self.account.pay(self.model, messages, node.reply, step, sizes, bound_usd)
+    call = self.account.pay(self.model, messages, sizes, step)
     # A rejected proposal of a cascade is overwritten by the reply that is acted on.
     self.tried[step] = (node.function, node.path)
     return Reply(node.reply, dataclasses.replace(call, latency_s=node.seconds))
 
 
-class ScriptedPair:
+class ScriptedPair(OfflinePair):
   """The scripted models of a run.
 
   A reply depends only on the task, the seed, the step, the model, the environment's
@@ -292,8 +273,7 @@ class ScriptedPair:
     Raises:
       ValueError: a model has no list price.
     """
-    self.names = config.names
-    self._billing = open_billing(config)
+    super().__init__(config)
     self._errors = dataclasses.replace(env.errors, models=len(config.names))
 
   def start(
@@ -321,12 +301,6 @@ class ScriptedPair:
       return ScriptedJudge(Account(billing, reserve))
 
     return start
-
-  def stop(self) -> None:
-    """Stop all calls. A scripted call takes no time, so none is in flight."""
-
-  def close(self) -> None:
-    """Close connections and files. Scripted models have none."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -356,12 +330,13 @@ class ScriptedAgent(Agent):
   def bound_usd(self, messages: Messages, step: int) -> float:
     """Compute the cost of the reply in dollars, if nothing is cached."""
     text, _ = self._compose(step)
-    return self._account.bound_usd(self._model, messages, text)
+    return self._account.bound_usd(self._model, estimate_sizes(messages, text))
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Reply at a step, and record whether the reply is an error."""
     text, failed = self._compose(step)
-    reply = Reply(text, self._account.pay(self._model, messages, text, step))
+    sizes = estimate_sizes(messages, text)
+    reply = Reply(text, self._account.pay(self._model, messages, sizes, step))
     # The error of a rejected proposal of a cascade does not count, because the reply of
     # the model that acts overwrites the proposal's entry.
     self._failed[step] = failed
@@ -409,5 +384,6 @@ class ScriptedJudge(Agent):
     rank = SMALL
     if not rounds or rounds[-1] in rounds[:-1] or ERROR_WORDS.search(rounds[-1][1]):
       rank = -1
-    call = self.account.pay(0, messages, words[rank], step)
+    sizes = estimate_sizes(messages, words[rank])
+    call = self.account.pay(0, messages, sizes, step)
     return Reply(words[rank], dataclasses.replace(call, model=len(words)))
