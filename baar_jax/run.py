@@ -555,7 +555,7 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
     episodes = store.table()
     spent_usd = episodes.spent_usd[~episodes.reused].sum()
   else:
-    spent_usd = read_spent(directory, len(config.models.names) + 1).at_most_usd
+    spent_usd = read_spent(directory).total()
   left_usd = max(0.0, config.max_usd - spent_usd)
   # The budget has the whole cap, so that messages state it. The shares of the other
   # processes count as spent.

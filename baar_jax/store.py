@@ -16,7 +16,7 @@ import pandas
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import Config
-from baar_jax.episode import PRESUMED, REPLY, RETRY, Episode, Key, Purpose, Reply, Task
+from baar_jax.episode import PRESUMED, REPLY, Episode, Key, Purpose, Reply, Task
 from baar_jax.mesh import exchange
 
 # The file in a run's directory with what its episodes depend on, beside the policy.
@@ -408,26 +408,6 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Spent:
-  """The dollars of all calls so far.
-
-  Attributes:
-    replies_usd: dollars of usable replies, one sum per model.
-    retries_usd: dollars of attempts that were billed but brought no usable reply.
-    presumed_usd: the sum of the worst cases of attempts that may have been billed.
-  """
-
-  replies_usd: tuple[float, ...] = (0.0, 0.0)
-  retries_usd: float = 0.0
-  presumed_usd: float = 0.0
-
-  @property
-  def at_most_usd(self) -> float:
-    """Return an upper bound on the dollars: unknown outcomes count as billed."""
-    return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
-
-
 def open_calls(path: Path | str) -> sqlite3.Connection:
   """Open a SQLite file of episodes, and create its table of calls if needed.
 
@@ -516,24 +496,25 @@ class Calls:
       self._db.close()
 
 
-def read_spent(directory: Path, models: int) -> Spent:
+def read_spent(directory: Path) -> collections.Counter[int | str]:
   """Add up the dollars of all calls that a run's processes have recorded.
 
   Args:
     directory: the run's directory.
-    models: number of models to report. If a judge is to be reported, it counts as one
-      more model, after the models to route between.
+
+  Returns:
+    The dollars of usable replies by the index of their model, and those of other
+    attempts by the kind of their outcome. An attempt that has not ended is PRESUMED.
+    The total is an upper bound, because unknown outcomes count at their worst case.
   """
-  # Dollars by key. The key of replies is the index of their model. The key of other
-  # attempts is the kind of their outcome.
-  usd = collections.Counter()
+  spent_usd = collections.Counter()
   later_processes = directory.glob("episodes-[0-9]*.sqlite")
   for path in sorted([*later_processes, *directory.glob("episodes.sqlite")]):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
       sums = db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2")
-      for model, kind, sum_usd in sums:
-        usd[model if kind == REPLY else kind] += sum_usd
-  replies_usd = tuple(float(usd[model]) for model in range(models))
-  return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))
+      for model, kind, usd in sums:
+        key = {REPLY: model, OPEN: PRESUMED}.get(kind, kind)
+        spent_usd[key] += usd
+  return spent_usd

@@ -108,7 +108,7 @@ class Recorder:
     # As in a run, two commands must not spend the same dollars twice, nor write one file.
     self._locks = [lock(directory / "lock"), lock(Path(f"{out}.lock"))]
     self.pair = ChatPair(config.models, Calls(directory / "episodes.sqlite"))
-    spent_usd = read_spent(directory, len(config.models.names)).at_most_usd
+    spent_usd = read_spent(directory).total()
     budget = DollarBudget(config.max_usd, spent_usd) if config.max_usd else None
     self.reserve = functools.partial(reserve, None, budget)
     self._lock = threading.Lock()

@@ -9,6 +9,7 @@ import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.envs.base import load
+from baar_jax.episode import PRESUMED, RETRY
 from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
@@ -194,13 +195,13 @@ def read_ledger(config: Config, directory: Path) -> pd.DataFrame:
   rows = []
   if config.models.kind == "chat":
     # The judge's calls are recorded under the index after the last model's.
-    repliers = [*config.models.names, "zero-shot router"]
-    spent = read_spent(directory, len(repliers))
-    rows = [
-      *zip(repliers, spent.replies_usd),
-      ("attempts without an answer", spent.retries_usd),
-      ("calls of unknown outcome, at most", spent.presumed_usd),
-      ("total, at most", spent.at_most_usd),
+    spent_usd = read_spent(directory)
+    for model, name in enumerate([*config.models.names, "zero-shot router"]):
+      rows.append((name, spent_usd[model]))
+    rows += [
+      ("attempts without an answer", spent_usd[RETRY]),
+      ("calls of unknown outcome, at most", spent_usd[PRESUMED]),
+      ("total, at most", spent_usd.total()),
     ]
   return pd.DataFrame(rows, columns=["part", "usd"])
 
