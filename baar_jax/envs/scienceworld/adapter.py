@@ -11,11 +11,11 @@ import json
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from scienceworld.constants import ID2TASK
+from tqdm import tqdm
 
 from baar_jax.envs.base import (
   Env,
@@ -146,15 +146,17 @@ class ScienceWorld(Env):
     """
     types = TASK_TYPES if self.options.short_tasks else AGENTGYM_TYPES
     candidates = interleave(self._list_tasks(name, split) for name in types)
-    tasks = []
-    next_s = time.monotonic() + 60
-    for task in itertools.islice(candidates, self.sizes[split]):
-      tasks.append(task)
-      # The search for solutions can take minutes.
-      if time.monotonic() > next_s:
-        next_s += 60
-        print(f"listing the tasks of {split}:", len(tasks), "found", file=sys.stderr)
-    check_size("ScienceWorld", tasks, split, self.sizes[split])
+    size = self.sizes[split]
+    # The search for solutions can take minutes; a line each minute tells how far it is.
+    chosen = tqdm(
+      itertools.islice(candidates, size),
+      desc=f"tasks of {split}",
+      total=size,
+      delay=60,
+      mininterval=60,
+    )
+    tasks = [*chosen]
+    check_size("ScienceWorld", tasks, split, size)
     return tasks
 
   def _list_tasks(self, task_type: str, split: str) -> Iterator[Task]:
