@@ -247,23 +247,20 @@ NAME = r"(\w+(\.(name|id|indefinite))?|'[^']*')"
 NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 
 
-def call_once(function: Callable, *texts: str, **named_texts: str) -> Any:
-  """Return a function's result, read from disk if the result was computed before.
+def translate_once(translate: Callable, *texts: str) -> Any:
+  """Translate a game, or read its translation from disk.
 
-  A result is stored as a file of 30 to 60 kB in TRANSLATIONS.
+  A translation is stored as a file of 30 to 60 kB in TRANSLATIONS.
 
   Args:
-    function: the function. Its name and the arguments determine the file.
-    *texts: positional arguments.
-    **named_texts: keyword arguments.
+    translate: the engine's function.
+    *texts: its arguments, which determine the file.
   """
-  key = hashlib.sha256(
-    repr((function.__name__, texts, named_texts)).encode()
-  ).hexdigest()
+  key = hashlib.sha256(repr(texts).encode()).hexdigest()
 
   def compute() -> bytes:
-    """Call the function; return its result, pickled and compressed."""
-    return zlib.compress(pickle.dumps(function(*texts, **named_texts)), 1)
+    """Return the translation, pickled and compressed."""
+    return zlib.compress(pickle.dumps(translate(*texts)), 1)
 
   return pickle.loads(zlib.decompress(read_or_make(TRANSLATIONS / key[:40], compute)))
 
@@ -282,12 +279,10 @@ def import_engine() -> Callable[[], Any]:
   import textworld
   from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
   from textworld.envs import PddlEnv
-  from textworld.envs.pddl import logic, textgen
+  from textworld.envs.pddl import textgen
 
   translate = fast_downward.pddl2sas
-  fast_downward.pddl2sas = lambda *texts, **_: call_once(translate, *texts)
-  read = logic._parse_and_convert
-  logic._parse_and_convert = functools.partial(call_once, read)
+  fast_downward.pddl2sas = lambda *texts, **_: translate_once(translate, *texts)
   parse = functools.cache(textgen._parse_and_convert)
   evaluate = textgen.EvalSymbol.derive
 
