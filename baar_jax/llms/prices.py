@@ -40,8 +40,8 @@ class CacheRule:
   """
 
   min_tokens: int
-  block_tokens: int
-  lifetime_s: float
+  block_tokens: int = 1
+  lifetime_s: float = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,15 +297,15 @@ def cost_usd(model_name: str, usage: Usage) -> float:
 # models_and_money.md has a source for each number. Caches that a request has to ask for
 # (Claude's) are assumed to be asked for.
 CACHE_RULES = {
-  r"gpt-5\.[6-9]|gpt-[6-9]": CacheRule(1024, 1, 1800.0),
-  r"claude.*(opus-4.[56]|haiku-4.5)": CacheRule(4096, 1, 300.0),
-  r"claude.*(opus-4.7|haiku-3|3.5-haiku|3-haiku)": CacheRule(2048, 1, 300.0),
-  r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5.5": CacheRule(512, 1, 300.0),
-  r"claude": CacheRule(1024, 1, 300.0),
-  r"gemini-2.5": CacheRule(2048, 1, 300.0),
-  r"gemini": CacheRule(4096, 1, 300.0),
-  r"stral|xtral": CacheRule(64, 64, 300.0),
-  r"": CacheRule(1024, 128, 300.0),
+  r"gpt-5\.[6-9]|gpt-[6-9]": CacheRule(1024, lifetime_s=1800.0),
+  r"claude.*(opus-4.[56]|haiku-4.5)": CacheRule(4096),
+  r"claude.*(opus-4.7|haiku-3|3.5-haiku|3-haiku)": CacheRule(2048),
+  r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5.5": CacheRule(512),
+  r"claude": CacheRule(1024),
+  r"gemini-2.5": CacheRule(2048),
+  r"gemini": CacheRule(4096),
+  r"stral|xtral": CacheRule(64, block_tokens=64),
+  r"": CacheRule(1024, block_tokens=128),
 }
 # The least number of US dollars to divide by, because models may be free of charge.
 TINY_USD = 1e-9
