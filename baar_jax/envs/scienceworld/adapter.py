@@ -110,14 +110,14 @@ class ScienceWorld(Env):
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   scores_steps = True
 
-  def __init__(self, *args: int, **kwargs: int | Options) -> None:
-    """Create a game; the arguments are those of Env.
+  @functools.cached_property
+  def _engine(self) -> Engine:
+    """Create a game.
 
     Raises:
       ValueError: Java does not start.
     """
-    super().__init__(*args, **kwargs)
-    self._engine = Engine()
+    return Engine()
 
   @classmethod
   def complete(cls, options: Options, runs: Path) -> Options:
