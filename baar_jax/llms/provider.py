@@ -36,8 +36,6 @@ NOT_SENT = (
 # OSError.
 LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 
-# A function that changes a request before it is sent.
-RequestHook = Callable[[httpx2.Request], Coroutine[None, None, None]]
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "https://api.openai.com/v1"
 # The key that is sent to an endpoint without keys, because the protocol requires one.
@@ -282,7 +280,9 @@ def explain(failure: Exception) -> Outcome:
   return Outcome(kind, problem, status=status)
 
 
-def open_http(timeout_s: float, *hooks: RequestHook) -> httpx2.AsyncClient:
+def open_http(
+  timeout_s: float, *hooks: Callable[[httpx2.Request], Coroutine[None, None, None]]
+) -> httpx2.AsyncClient:
   """Open an HTTP client without redirects and cookies; it does not connect yet.
 
   Its only time-out is the one for connecting. The caller sets a deadline for the whole
@@ -290,7 +290,7 @@ def open_http(timeout_s: float, *hooks: RequestHook) -> httpx2.AsyncClient:
 
   Args:
     timeout_s: the seconds of a whole call.
-    hooks: functions that change each request.
+    hooks: functions that change each request before it is sent.
 
   Raises:
     ValueError: the environment names a proxy that cannot be used.
