@@ -161,17 +161,17 @@ class RecordedPair(OfflinePair):
     self.recording = read_recording(self.path)
     self.id_of = {function.prompt(): function.id for function in functions}
     header = self.recording.header
-    problem = ""
     if header["models"] != [*self.names]:
       names = tuple(header["models"])
-      problem = f'has other models: set --config.models.names="{names}"'
-    elif header["functions"] != hash_functions(functions):
-      problem = (
-        "has other functions: set --config.env.options.data as it was recorded with, "
-        "or record again with tools/record.py"
+      raise ValueError(
+        f"the recording {self.path} has other models: set "
+        f'--config.models.names="{names}"'
       )
-    if problem:
-      raise ValueError(f"the recording {self.path} {problem}")
+    if header["functions"] != hash_functions(functions):
+      raise ValueError(
+        f"the recording {self.path} has other functions: set --config.env.options.data "
+        "as it was recorded with, or record again with tools/record.py"
+      )
     self.recording.check_prompts(functions)
 
   def start(
@@ -295,12 +295,7 @@ class ScriptedPair(OfflinePair):
     The judge stands in for the strong model that a zero-shot router asks.
     """
     billing = open_billing(config)
-
-    def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
-      """Start the judge in an episode."""
-      return ScriptedJudge(Account(billing, reserve))
-
-    return start
+    return lambda task, seed, reserve: ScriptedJudge(Account(billing, reserve))
 
 
 @dataclasses.dataclass(eq=False)
