@@ -73,7 +73,7 @@ CASES = [
   # prompt has at most 4 bytes and 16 tokens, at $1 per million.
   (
     "The provider states $2, but the prices give $1. Correct --config.models.prices.",
-    lambda tmp: Price(1, 0.5, 4).price_answer(
+    lambda tmp: Price(1, 0.5, 4).read_usage(
       Meter(counts={"prompt": 10**6, "completion": 0}, cost_usd=2.0)
     ),
   ),

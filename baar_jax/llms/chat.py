@@ -267,7 +267,7 @@ class ChatModel(PricedModel):
     if not fields.keys() & {"choices", "usage"}:
       return UNREADABLE
     try:
-      usage, _ = self.price.price_answer(meter)
+      usage = self.price.read_usage(meter)
     except ImpossibleUsage as error:
       problem = f"sent an answer that cannot be priced. {error}".rstrip(".")
       return Outcome(PRESUMED, problem, fatal=True)

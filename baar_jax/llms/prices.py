@@ -91,8 +91,8 @@ class Price:
     prompt += usage.hour_write_tokens * (HOUR_WRITE * self.input - write_price)
     return (prompt + usage.completion_tokens * self.output) / 1e6
 
-  def price_answer(self, meter: Meter) -> tuple[Usage, float]:
-    """Compute the tokens and the dollars of a provider's answer.
+  def read_usage(self, meter: Meter) -> Usage:
+    """Compute the tokens of a provider's answer, and check its stated dollars.
 
     Raises:
       ImpossibleUsage: the usage is missing or impossible, or the provider states more
@@ -105,7 +105,7 @@ class Price:
         f"The provider states ${meter.cost_usd:g}, but the prices give ${usd:g}. "
         "Correct --config.models.prices."
       )
-    return usage, usd
+    return usage
 
 
 # The names of prices per token in genai-prices. Every model needs REQUIRED; KINDS also
