@@ -58,11 +58,7 @@ def start_jvm() -> Any:
   parameters = GatewayParameters(
     port=port, auto_field=True, read_timeout=READ_TIMEOUT_S
   )
-  java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
-  # The engine prints a text at every step. py4j would copy it through a pipe.
-  nowhere = java.java.io.OutputStream.nullOutputStream()
-  java.java.lang.System.setOut(java.java.io.PrintStream(nowhere))
-  return java
+  return JavaGateway(gateway_parameters=parameters, java_process=process).jvm
 
 
 class Engine:
