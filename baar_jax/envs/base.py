@@ -6,10 +6,10 @@ numbers, the first is SMALL's and the second is LARGE's.
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import math
 import os
+import pkgutil
 import random
 import re
 import runpy
@@ -309,8 +309,7 @@ def load(kind: str) -> type[Env]:
       options has no default.
   """
   if kind in ENVIRONMENTS:
-    module, _, name = ENVIRONMENTS[kind].rpartition(".")
-    return vars(importlib.import_module(f"baar_jax.envs.{module}"))[name]
+    return pkgutil.resolve_name(f"baar_jax.envs.{ENVIRONMENTS[kind]}")
   path, _, name = kind.rpartition(":")
   try:
     environment = runpy.run_path(path or name)[name]
