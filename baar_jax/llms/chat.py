@@ -428,13 +428,12 @@ class ChatAgent(Agent):
         outcome = model.pair.run(model.attempt(messages, seed))
         if outcome.kind != PRESUMED:
           # The usage of an attempt that was not billed is 0 tokens, so it costs $0.
-          cost.usd = model.price.cost_usd(outcome.usage)
-        spent_usd = cost.usd
-        if outcome.kind != PRESUMED and not model.config.prompt_cache:
-          cost.billed_usd = spent_usd
           usage = outcome.usage
-          uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
-          cost.usd = model.price.cost_usd(uncached)
+          cost.usd = model.price.cost_usd(usage)
+          if not model.config.prompt_cache:
+            cost.billed_usd = cost.usd
+            uncached = Usage(usage.prompt_tokens, 0, usage.completion_tokens)
+            cost.usd = model.price.cost_usd(uncached)
         reply = None
         call = Call(
           model.index,
@@ -449,7 +448,7 @@ class ChatAgent(Agent):
           reply = Reply(outcome.text, call, tuple(lost))
         elif outcome.kind != FAILED:
           lost.append(call)
-        model.settle(number, outcome, spent_usd, bound_usd, reply)
+        model.settle(number, outcome, call.spent_usd, bound_usd, reply)
       if reply:
         return reply
       if outcome.hopeless or attempt == model.config.retries:
