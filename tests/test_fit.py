@@ -159,7 +159,8 @@ def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight(monkeypatch):
   ]:
     terms = describe(np.full(3, left), 1 / (1 + cost_weight), progress)
     features = np.array([[-1.0], [0.0], [1.0]])
-    value_S, advantage_SxA = heads.estimate(fitted, features, terms)
+    value_ExS, advantage_ExSxA = heads.estimate_each(fitted, features, terms)
+    value_S, advantage_SxA = value_ExS.mean(axis=0), advantage_ExSxA.mean(axis=0)
     np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
     # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
     best_S = np.cumsum(np.maximum(gains, 0)[::-1])[::-1]

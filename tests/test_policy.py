@@ -11,11 +11,7 @@ import tiny
 from tiny import call
 from tiny_router import VIEW, draw_model, make_view
 
-from baar_jax.conditioned.policy import (
-  ConditionedPolicy,
-  ConditionedSpec,
-  ValueFunction,
-)
+from baar_jax.conditioned.policy import ConditionedPolicy, ConditionedSpec
 from baar_jax.episode import Call, Reply, Step, Task, Usage
 from baar_jax.families.zero_shot import ZeroShotPolicy
 from baar_jax.llms.prices import Billing, CacheRule, Price
@@ -179,16 +175,15 @@ def test_heads_read_the_cap_and_the_cost_weight(
   """The picked model has probability 1. At the end the reader forgets the episode."""
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
   billing = Mock(wraps=Billing(prices, (CacheRule(1, 1, 1000.0),) * 3))
-  values = ValueFunction(None, [0.5, 0.25], billing)
   states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
   reader = Mock(**{"read.return_value": states})
   reader.vocabulary = Mock(opening_tokens=100, reply_tokens=7)
-  estimate = Mock(return_value=(None, np.array([[0.1, 0.1, 0.2]])))
-  monkeypatch.setattr("baar_jax.conditioned.policy.estimate", estimate)
+  estimate = Mock(return_value=(None, np.array([[[0.1, 0.1, 0.2]]])))
+  monkeypatch.setattr("baar_jax.conditioned.policy.estimate_each", estimate)
   spec = ConditionedSpec(
     "conditioned", 2, None, weight, cap_conditioned=cap_conditioned
   )
-  policy = ConditionedPolicy(spec, reader, values)
+  policy = ConditionedPolicy(spec, reader, None, billing, [0.5, 0.25])
   live = start(0)
   live.cap = Cap(2)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))

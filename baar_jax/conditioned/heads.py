@@ -1,7 +1,8 @@
 """Compute the models' values from a state, the budget and the cost weight.
 
-The value heads are an ensemble; their outputs are averaged. A state does not depend on
-the budget, so one state serves every budget (our choice, see docs/evaluation.md).
+The value heads are an ensemble; a decision averages their outputs. A state does not
+depend on the budget, so one state serves every budget (our choice, see
+docs/evaluation.md).
 
 Axes: E heads, N decisions, D features of a state, T terms of `describe`, I inputs of a
 layer (D + T in the first layer), P counts of `Tracker.progress`, W width of a layer.
@@ -95,23 +96,6 @@ def estimate_each(
   advantage_ExNxA = ADVANTAGE_UNIT * apply_layers(heads.advantage, x_NxI, xp)
   value_ExN = apply_layers(heads.value, x_NxI, xp)[..., 0]
   return value_ExN, advantage_ExNxA - advantage_ExNxA.mean(axis=-1, keepdims=True)
-
-
-def estimate(
-  heads: Heads, features_RxD: np.ndarray, terms_RxT: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Average values and advantages over the ensemble.
-
-  Args:
-    heads: the ensemble.
-    features_RxD: the features of R decisions' states.
-    terms_RxT: the result of `describe`.
-
-  Returns:
-    value_R and advantage_RxA, as `estimate_each` defines them.
-  """
-  value_ExR, advantage_ExRxA = estimate_each(heads, features_RxD, terms_RxT)
-  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
 def count_calls_left(left: Cap, outlook: Outlook) -> float:

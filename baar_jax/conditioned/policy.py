@@ -3,11 +3,10 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.conditioned.heads import Heads, count_calls_left, estimate
+from baar_jax.conditioned.heads import Heads, count_calls_left, estimate_each
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
@@ -35,20 +34,6 @@ class ConditionedSpec(PolicySpec):
     return super().parameters | ({"blind": 1} if is_blind else {})
 
 
-class ValueFunction(NamedTuple):
-  """Bundle the value heads with all that a decision by them needs.
-
-  Attributes:
-    heads: the trained value heads.
-    cost_weights: the cost weights that an episode may name.
-    billing: the prices and prompt caches of the models.
-  """
-
-  heads: Heads
-  cost_weights: Sequence[float]
-  billing: Billing
-
-
 class ConditionedPolicy(Policy):
   """Decide by the value heads, given the remaining cap and the cost weight.
 
@@ -60,20 +45,30 @@ class ConditionedPolicy(Policy):
     cost_weights: The cost weights that an episode may name.
   """
 
-  def __init__(self, spec: ConditionedSpec, reader: StateReader, values: ValueFunction):
+  def __init__(
+    self,
+    spec: ConditionedSpec,
+    reader: StateReader,
+    heads: Heads,
+    billing: Billing,
+    cost_weights: Sequence[float],
+  ):
     """Make a policy that decides by value heads.
 
     Args:
       spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
         until the cap is spent.
       reader: computes the states that the heads read.
-      values: the value heads, and how they decide.
+      heads: the trained value heads.
+      billing: the prices and prompt caches of the models.
+      cost_weights: the cost weights that an episode may name.
     """
     super().__init__(spec)
     self._reader = reader
-    self._values = values
+    self._heads = heads
+    self._billing = billing
     self.cost_weight = spec.cost_weight
-    self.cost_weights = values.cost_weights
+    self.cost_weights = cost_weights
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decide for all episodes that wait for a decision.
@@ -82,10 +77,10 @@ class ConditionedPolicy(Policy):
     whole batch.
     """
     start_s = time.monotonic()
-    heads = self._values.heads
     states = self._reader.read(ready)
     terms_RxT = np.stack([*map(self._describe, ready, states.progress_NxP)])
-    _, advantage_RxA = estimate(heads, states.features_NxD, terms_RxT)
+    _, advantage_ExRxA = estimate_each(self._heads, states.features_NxD, terms_RxT)
+    advantage_RxA = advantage_ExRxA.mean(axis=0)
     latency_s = time.monotonic() - start_s
     decisions = []
     for advantage_A in advantage_RxA:
@@ -101,9 +96,8 @@ class ConditionedPolicy(Policy):
 
   def _describe(self, live: Live, progress_P: np.ndarray) -> np.ndarray:
     """Compute the heads' terms of an episode's next decision; see `describe`."""
-    values = self._values
     vocabulary = self._reader.vocabulary
-    outlooks = values.billing.forecast_calls(
+    outlooks = self._billing.forecast_calls(
       live.history, vocabulary.opening_tokens, vocabulary.reply_tokens
     )
     left = live.remaining_cap if self.spec.cap_conditioned else Cap()

@@ -10,7 +10,6 @@ from baar_jax.conditioned.heads import Heads, draw_heads
 from baar_jax.conditioned.policy import (
   ConditionedPolicy,
   ConditionedSpec,
-  ValueFunction,
 )
 from baar_jax.config import Config
 from baar_jax.episode import Episode
@@ -64,9 +63,13 @@ class Conditioned(Family):
   def open(self, spec: ConditionedSpec, files: RouterFiles) -> ConditionedPolicy:
     """Load the value heads."""
     config = files.config
-    weights = config.value.cost_weights
-    values = ValueFunction(load_heads(files), weights, open_billing(config.models))
-    return ConditionedPolicy(spec, StateReader(load_vocabulary(files)), values)
+    return ConditionedPolicy(
+      spec,
+      StateReader(load_vocabulary(files)),
+      load_heads(files),
+      open_billing(config.models),
+      config.value.cost_weights,
+    )
 
   def train(self, run: Run, load: Load = load_value_episodes) -> None:
     """Fit the value heads with each training seed.
