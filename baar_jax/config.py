@@ -404,7 +404,7 @@ class EvaluateConfig:
       its probability reaches the threshold.
     shares: Shares of LARGE, with one policy each. The policy's threshold is the one at
       which it would have called LARGE in this share of the stored training decisions.
-      For more than two models see `Threshold` in router/policy.py.
+      For more than two models see `apply_threshold` in router/policy.py.
     call_budgets: Caps on the LARGE calls of a task (paper: K).
     usd_budgets: Caps on the US dollars of a task (paper: B_max).
   """

@@ -8,7 +8,7 @@ import qwen2_checkpoint as hf
 
 from baar_jax.config import RouterConfig
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.router.policy import RouterPolicy, Threshold
+from baar_jax.router.policy import RouterPolicy
 from baar_jax.router.weights import (
   check_directory,
   check_pretrained,
@@ -26,7 +26,7 @@ def check(tmp: Path, tokens: int = 300, **settings: int) -> None:
 def read_nan(tmp: Path) -> None:
   """Decide by logits of which one is NaN; the router would always pick one model."""
   feed = Mock(**{"read.return_value": (np.array([[0.0, np.nan]]), [1])})
-  RouterPolicy(PolicySpec("router"), feed, Threshold()).choose([Mock()])
+  RouterPolicy(PolicySpec("router"), feed, None).choose([Mock()])
 
 
 CONFIG = (

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from unittest.mock import Mock
 
 import jax
@@ -20,7 +21,12 @@ from baar_jax.rollout.policy import EpisodeBudgets, StepContext, play_step
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.inputs import States, describe
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold, switch_thresholds
+from baar_jax.router.policy import (
+  RouterPolicy,
+  apply_threshold,
+  sample,
+  switch_thresholds,
+)
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -71,7 +77,7 @@ def play(policy, check):
 def make_policy(view=VIEW) -> RouterPolicy:
   """Make a policy for three live episodes."""
   feed = reader.Reader(draw_model(), view, rows=3)
-  return RouterPolicy(PolicySpec("router"), feed, Sample("key"))
+  return RouterPolicy(PolicySpec("router"), feed, partial(sample, "key"))
 
 
 @pytest.mark.parametrize(
@@ -139,13 +145,13 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   even = np.full(64, 1 / 64)
   lives = [start(0), start(0), start(1), start(0, seed=1), start(0)]
   act(lives[-1], 0)
-  draw = lambda: [Sample(key).pick(even, x) for key, x in zip("abaaa", lives)]  # noqa: E731
+  draw = lambda: [sample(key, even, x) for key, x in zip("abaaa", lives)]  # noqa: E731
   first = draw()
   assert first == draw() and first[0] not in first[1:]
   # If rounded probabilities add up to less than 1, the last model is picked.
-  assert Sample("a").pick(np.zeros(2), start(0)) == 1
+  assert sample("a", np.zeros(2), start(0)) == 1
   p_A = np.array([0.2, 0.5, 0.3])
-  draws = [Sample("a").pick(p_A, start(n // 10, seed=n % 10)) for n in range(1000)]
+  draws = [sample("a", p_A, start(n // 10, seed=n % 10)) for n in range(1000)]
   # Three standard deviations of a share of 1,000 draws are at most 0.047.
   np.testing.assert_allclose(np.bincount(draws) / 1000, p_A, atol=0.047)
 
@@ -153,12 +159,12 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
 def test_a_threshold_weighs_the_ranks_of_three_models():
   # The ranks u are 0, .5 and 1. M2 replaces M3 from the logit -log(.5 / .2) / .5 on, and
   # M1 replaces M2 from log(.5 / .3) / .5 on.
-  p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold()
+  p_A = np.array([0.3, 0.5, 0.2])
   # Of two models, LARGE is picked from the threshold on.
-  assert [Threshold(x).pick(np.array([0.5, 0.5]), None) for x in (0.5, 0.51)] == [1, 0]
+  assert [apply_threshold(x, np.full(2, 0.5), None) for x in (0.5, 0.51)] == [1, 0]
   for model, logit in ((2, -1.9), (1, -1.8), (1, 0.0), (1, 1.0), (0, 1.1)):
-    rule.value = 1 / (1 + math.exp(-logit))
-    assert rule.pick(p_A, None) == model
+    threshold = 1 / (1 + math.exp(-logit))
+    assert apply_threshold(threshold, p_A, None) == model
   last = switch_thresholds(p_A[None])[0]
   assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.5, rel=1e-3)
 

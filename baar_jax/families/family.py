@@ -42,7 +42,7 @@ from baar_jax.router.network import InputsEncoder
 from baar_jax.router.policy import (
   ARGMAX,
   RouterPolicy,
-  Threshold,
+  apply_threshold,
   switch_thresholds,
 )
 from baar_jax.router.qwen2 import softmax
@@ -217,7 +217,8 @@ class RouterFamily(Family):
       switch_N = switch_thresholds(trained.stored_p_NxA)
       threshold = float(np.quantile(switch_N, 1.0 - spec.share))
     reader = trained.encoder.open_reader(trained.model, files.rows, files.mesh)
-    return self.policy(spec, reader, Threshold(threshold))
+    pick = functools.partial(apply_threshold, threshold)
+    return self.policy(spec, reader, pick)
 
 
 class TrainedRouter:

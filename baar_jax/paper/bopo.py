@@ -33,6 +33,7 @@ Checkpoints and the log are written by families/family.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ from baar_jax.paper import rewards
 from baar_jax.paper.references import Profile, group_by_task
 from baar_jax.rollout.jobs import Play, Rollouts
 from baar_jax.rollout.specs import Job, RolloutSpec
-from baar_jax.router.policy import RouterPolicy, Sample
+from baar_jax.router.policy import RouterPolicy, sample
 
 # The smallest number of episodes of a group. One episode alone would be compared with
 # itself, because its reward is the mean of the group.
@@ -105,7 +106,7 @@ class Learner(NamedTuple):
     """
     encoder = self.batcher.encoder
     reader = encoder.open_reader(self.trainer.model, self.rows, self.trainer.mesh)
-    return RouterPolicy(spec, reader, Sample(spec.key))
+    return RouterPolicy(spec, reader, partial(sample, spec.key))
 
   def learn(self, rated: Sequence[RatedEpisode]) -> dict[str, float]:
     """Take one gradient step on episodes, see `Trainer.step` for what it returns."""

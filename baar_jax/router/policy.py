@@ -1,14 +1,13 @@
 """Turn a router's probabilities into decisions.
 
-Training draws a model by them (`Sample`); the evaluation compares LARGE's probability
-with a threshold (`Threshold`). A reader computes the logits: of texts in
+Training draws a model by them (`sample`); the evaluation compares LARGE's probability
+with a threshold (`apply_threshold`). A reader computes the logits: of texts in
 router/reader.py, of inputs in router/network.py.
 """
 
-import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,54 +33,41 @@ class Reader(Protocol):
     """Compile the router for all batch shapes before the first decision."""
 
 
-@dataclasses.dataclass
-class Sample:
+def sample(key: str, p_A: np.ndarray, live: Live) -> int:
   """Pick a model at random with the router's probabilities, as training does.
 
   The draw depends only on the key, the task, the episode's seed and the step, so an
   interrupted run repeats it.
 
-  Attributes:
-    key: A part of the random seed; different keys give independent draws.
+  Args:
+    key: a part of the random seed; different keys give independent draws.
+    p_A: the router's probability of each model.
+    live: the episode, before its next step.
   """
-
-  key: str
-
-  def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Draw the model of an episode's next step.
-
-    Args:
-      p_A: the router's probability of each model.
-      live: the episode.
-    """
-    decision = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
-    draw = random.Random(f"{self.key}|{decision}").random()
-    model = int(np.searchsorted(np.cumsum(p_A), draw, side="right"))
-    return min(model, len(p_A) - 1)
+  decision = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
+  draw = random.Random(f"{key}|{decision}").random()
+  model = int(np.searchsorted(np.cumsum(p_A), draw, side="right"))
+  return min(model, len(p_A) - 1)
 
 
-@dataclasses.dataclass
-class Threshold:
+def apply_threshold(threshold: float, p_A: np.ndarray, live: Live) -> int:
   """Pick LARGE if its probability reaches a threshold, else SMALL.
 
   With more than two models, the model with the largest
-  log p - log(value / (1 - value)) * u is picked (our choice). Here p is the router's
-  probability of the model, and u its rank by price, from 0 for the cheapest model to 1
-  for the costliest. With two models both rules agree.
+  log p - log(threshold / (1 - threshold)) * u is picked (our choice). Here p is the
+  router's probability of the model, and u its rank by price, from 0 for the cheapest
+  model to 1 for the costliest. With two models both rules agree.
 
-  Attributes:
-    value: The threshold; 0.5 picks the most probable model.
+  Args:
+    threshold: 0.5 picks the most probable model.
+    p_A: the router's probability of each model.
+    live: not used.
   """
-
-  value: float = ARGMAX
-
-  def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Pick a model by the threshold; the arguments are those of `Sample.pick`."""
-    if len(p_A) == 2:
-      return int(p_A[1] >= self.value)
-    value = np.clip(self.value, TINY, 1 - TINY)
-    logit = np.log(value / (1 - value))
-    return int(np.argmax(np.log(p_A + TINY) - logit * np.linspace(0, 1, len(p_A))))
+  if len(p_A) == 2:
+    return int(p_A[1] >= threshold)
+  value = np.clip(threshold, TINY, 1 - TINY)
+  logit = np.log(value / (1 - value))
+  return int(np.argmax(np.log(p_A + TINY) - logit * np.linspace(0, 1, len(p_A))))
 
 
 def switch_thresholds(p_NxA: np.ndarray) -> np.ndarray:
@@ -116,17 +102,17 @@ class RouterPolicy(Policy):
     self,
     spec: PolicySpec,
     reader: Reader,
-    rule: Sample | Threshold,
+    pick: Callable[[np.ndarray, Live], int],
   ):
     """Make a policy that decides by what a reader computes.
 
     Args:
       spec: the policy's parameters.
       reader: computes the logits of the router's decision tokens.
-      rule: picks a model, given the probabilities.
+      pick: picks an episode's next model, given the models' probabilities.
     """
     super().__init__(spec)
-    self._rule = rule
+    self._pick = pick
     self.reader = reader
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
@@ -141,7 +127,7 @@ class RouterPolicy(Policy):
     latency_s = time.monotonic() - start_s
     decisions = []
     for live, p_A, usd in zip(ready, p_RxA, usd_R):
-      model = self._rule.pick(p_A, live)
+      model = self._pick(p_A, live)
       decision = Decision(
         model,
         # A threshold of 0 may pick a model of probability 0, and log(0) is infinite.
