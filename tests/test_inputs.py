@@ -13,10 +13,11 @@ from baar_jax.episode import Episode, Step, Task
 from baar_jax.families.cascade import describe_proposal
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.inputs import (
-  StateReader,
   Tracker,
+  Trackers,
   hash_words,
   learn_vocabulary,
+  read_states,
   weigh_words,
 )
 
@@ -53,10 +54,10 @@ def follow(steps: Sequence[Step], task: Task = TASK) -> Iterator[Tracker]:
     tracker.act(step)
 
 
-def read_live(reader: StateReader, steps: Sequence[Step], observation: str):
+def read_live(trackers: Trackers, steps: Sequence[Step], observation: str):
   """Return the state of a live episode; all of these episodes have one key."""
   live = Live(Job(TASK, "test", 0), steps=[*steps], observation=observation)
-  return reader.read([live])
+  return read_states([trackers.follow(live)])
 
 
 def test_the_vocabulary_by_hand():
@@ -197,7 +198,7 @@ HISTORY = st.lists(STEP, min_size=1, max_size=8)
 @given(st.lists(HISTORY, min_size=1, max_size=3))
 def test_states_step_by_step_equal_those_of_whole_histories(histories):
   """A client may change earlier steps, or ask twice."""
-  reader = StateReader(VOCABULARY)
+  trackers = Trackers(VOCABULARY)
   for steps in histories:
     for count, step in enumerate(steps):
       whole = Tracker(VOCABULARY, TASK)
@@ -205,6 +206,6 @@ def test_states_step_by_step_equal_those_of_whole_histories(histories):
         whole.act(earlier)
       whole.see(step.observation)
       for _ in range(2):
-        states = read_live(reader, steps[:count], step.observation)
+        states = read_live(trackers, steps[:count], step.observation)
         np.testing.assert_array_equal(states.features_NxD[0], whole.read())
         assert states.progress_NxP.tolist() == [[*whole.progress]]

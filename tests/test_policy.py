@@ -20,7 +20,7 @@ from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.policy import EpisodeBudgets, StepContext, play_step
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
-from baar_jax.router.inputs import States, describe
+from baar_jax.router.inputs import describe
 from baar_jax.router.policy import (
   RouterPolicy,
   apply_threshold,
@@ -178,18 +178,19 @@ def test_a_threshold_weighs_the_ranks_of_three_models():
 def test_heads_read_the_cap_and_the_cost_weight(
   monkeypatch, weight, cap_conditioned, left, unit
 ):
-  """The picked model has probability 1. At the end the reader forgets the episode."""
+  """The picked model has probability 1. At the end its tracker is freed."""
   prices = tuple(Price(usd, usd / 4, 0.0) for usd in (1.0, 2.0, 10.0))
   billing = Mock(wraps=Billing(prices, (CacheRule(1, 1, 1000.0),) * 3))
-  states = States(np.zeros((1, 48)), np.array([[1, 0, 40]]))
-  reader = Mock(**{"read.return_value": states})
-  reader.vocabulary = Mock(opening_tokens=100, reply_tokens=7)
+  trackers = Mock()
+  trackers.follow.return_value.read.return_value = np.zeros(48)
+  trackers.follow.return_value.progress = (1, 0, 40)
+  trackers.vocabulary = Mock(opening_tokens=100, reply_tokens=7)
   estimate = Mock(return_value=(None, np.array([[[0.1, 0.1, 0.2]]])))
   monkeypatch.setattr("baar_jax.conditioned.policy.estimate_each", estimate)
   spec = ConditionedSpec(
     "conditioned", 2, None, weight, cap_conditioned=cap_conditioned
   )
-  policy = ConditionedPolicy(spec, reader, None, billing, [0.5, 0.25])
+  policy = ConditionedPolicy(spec, trackers, None, billing, [0.5, 0.25])
   live = start(0)
   live.cap = Cap(2)
   live.steps.append(Step("x", 0, "", [Call(0, Usage(100, 0, 0), 0.0)]))
@@ -198,9 +199,9 @@ def test_heads_read_the_cap_and_the_cost_weight(
   assert billing.forecast_calls.call_args.args[1:] == (100, 7)
   assert (decision.model, decision.logp, *decision.p_A) == (2, 0.0, 0, 0, 1)
   policy.finish(live)
-  reader.forget.assert_called_once_with(live)
+  trackers.forget.assert_called_once_with(live)
   _, _, (terms_T,) = estimate.call_args.args
-  expected = describe(left, 1 - unit * 0.005, states.progress_NxP[0])
+  expected = describe(left, 1 - unit * 0.005, np.array([1, 0, 40]))
   np.testing.assert_allclose(terms_T, expected, rtol=1e-6)
 
 

@@ -10,7 +10,7 @@ from baar_jax.conditioned.heads import Heads, count_calls_left, estimate_each
 from baar_jax.llms.prices import Billing
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
-from baar_jax.router.inputs import StateReader, describe
+from baar_jax.router.inputs import Trackers, describe, read_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ConditionedPolicy(Policy):
   def __init__(
     self,
     spec: ConditionedSpec,
-    reader: StateReader,
+    trackers: Trackers,
     heads: Heads,
     billing: Billing,
     cost_weights: Sequence[float],
@@ -58,13 +58,13 @@ class ConditionedPolicy(Policy):
     Args:
       spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
         until the cap is spent.
-      reader: computes the states that the heads read.
+      trackers: follow the live episodes, whose states the heads read.
       heads: the trained value heads.
       billing: the prices and prompt caches of the models.
       cost_weights: the cost weights that an episode may name.
     """
     super().__init__(spec)
-    self._reader = reader
+    self._trackers = trackers
     self._heads = heads
     self._billing = billing
     self.cost_weight = spec.cost_weight
@@ -77,7 +77,7 @@ class ConditionedPolicy(Policy):
     whole batch.
     """
     start_s = time.monotonic()
-    states = self._reader.read(ready)
+    states = read_states(map(self._trackers.follow, ready))
     terms_RxT = np.stack([*map(self._describe, ready, states.progress_NxP)])
     _, advantage_ExRxA = estimate_each(self._heads, states.features_NxD, terms_RxT)
     advantage_RxA = advantage_ExRxA.mean(axis=0)
@@ -91,12 +91,12 @@ class ConditionedPolicy(Policy):
     return decisions
 
   def finish(self, live: Live) -> None:
-    """Free what the reader keeps of an episode that ended or starts again."""
-    self._reader.forget(live)
+    """Free what is kept of an episode that ended or starts again."""
+    self._trackers.forget(live)
 
   def _describe(self, live: Live, progress_P: np.ndarray) -> np.ndarray:
     """Compute the heads' terms of an episode's next decision; see `describe`."""
-    vocabulary = self._reader.vocabulary
+    vocabulary = self._trackers.vocabulary
     outlooks = self._billing.forecast_calls(
       live.history, vocabulary.opening_tokens, vocabulary.reply_tokens
     )

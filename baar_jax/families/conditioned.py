@@ -18,7 +18,7 @@ from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
 from baar_jax.llms.prices import open_billing
 from baar_jax.mesh import exchange
 from baar_jax.paper.references import mean_large_usd, profile_tasks
-from baar_jax.router.inputs import StateReader, follow_episodes, read_states
+from baar_jax.router.inputs import Trackers, follow_episodes, read_states
 from baar_jax.run import RouterFiles, Run, load_value_episodes, load_vocabulary
 from baar_jax.store import Store
 
@@ -65,7 +65,7 @@ class Conditioned(Family):
     config = files.config
     return ConditionedPolicy(
       spec,
-      StateReader(load_vocabulary(files)),
+      Trackers(load_vocabulary(files)),
       load_heads(files),
       open_billing(config.models),
       config.value.cost_weights,

@@ -458,8 +458,8 @@ def describe(
   return xp.stack(terms, axis=-1).astype(np.float32)
 
 
-class StateReader:
-  """Compute the states of live episodes, for the value heads and policy networks.
+class Trackers:
+  """Follow live episodes, for the value heads and policy networks.
 
   An episode's facts are updated by its new steps only. If its earlier steps have
   changed, all of its steps are read again.
@@ -469,19 +469,15 @@ class StateReader:
   """
 
   def __init__(self, vocabulary: Vocabulary, sees_models: bool = True) -> None:
-    """Set up a reader without episodes.
+    """Start without episodes.
 
     Args:
       vocabulary: the statistics of the training tasks and episodes.
-      sees_models: whether the states tell which model acted; see `Tracker`.
+      sees_models: whether the facts tell which model acted; see `Tracker`.
     """
     self.vocabulary = vocabulary
     self._sees_models = sees_models
     self._trackers: dict[Hashable, Tracker] = {}
-
-  def read(self, ready: Sequence[Live]) -> States:
-    """Compute the states of the R episodes that wait for a decision."""
-    return read_states(map(self.follow, ready))
 
   def forget(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again."""

@@ -14,7 +14,7 @@ inputs (features, terms, and a proposal in a cascade), W width of a layer, A ans
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
 import jax
@@ -27,11 +27,10 @@ from baar_jax.episode import SMALL, Episode, Step, Task
 from baar_jax.mesh import local_copy
 from baar_jax.rollout.specs import Live
 from baar_jax.router.inputs import (
-  StateReader,
   Tracker,
+  Trackers,
   Vocabulary,
   describe,
-  read_states,
   track,
 )
 
@@ -163,19 +162,16 @@ class InputsEncoder:
       decisions: for each, its episode after the observation before it, and the step
         that waits for it.
     """
+    features = []
+    progress = []
     drafts = []
-
-    def follow() -> Iterator[Tracker]:
-      """Yield each decision's episode, and describe the draft of its step."""
-      for tracker, step in decisions:
-        drafts.append(self.describe_draft(tracker, step))
-        yield tracker
-
-    states = read_states(follow())
+    for tracker, step in decisions:
+      features.append(tracker.read())
+      progress.append(tracker.progress)
+      drafts.append(self.describe_draft(tracker, step))
     # A policy network learns for one cost weight and no cap, so only time varies here.
-    terms_NxT = describe(np.float64(np.inf), np.float64(1), states.progress_NxP)
-    parts = [states.features_NxD, terms_NxT, drafts]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    terms_NxT = describe(np.float64(np.inf), np.float64(1), np.array(progress))
+    return np.concatenate([features, terms_NxT, drafts], axis=1).astype(np.float32)
 
   def _read_steps(self, task: Task, steps: Sequence[Step]) -> np.ndarray:
     """Compute the standardised inputs x_SxI of all decisions of an episode."""
@@ -183,28 +179,21 @@ class InputsEncoder:
     return self.read((tracker, step) for step in track(tracker, steps))
 
 
-class InputsReader:
+class InputsReader(Trackers):
   """Compute a policy network's logits for live episodes, with NumPy."""
 
   def __init__(self, encoder: InputsEncoder, model: PolicyNetwork, mesh: Mesh) -> None:
     """Copy the network's weights, so that training may go on."""
+    super().__init__(encoder.vocabulary, sees_models=False)
     self._encoder = encoder
-    self._states = StateReader(encoder.vocabulary, sees_models=False)
-    graphdef, params = nnx.split(model)
-    copied = nnx.merge(graphdef, local_copy(params, mesh, jnp.float32))
-    self._layers = jax.tree.map(np.asarray, copied.layers)
+    layers = local_copy(model.layers, mesh, jnp.float32)
+    self._layers = jax.tree.map(np.asarray, layers)
 
   def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
     """Compute logits_RxA of R live episodes, and the dollars of each: none."""
-    x_RxI = self._encoder.read(
-      (self._states.follow(live), live.history[-1]) for live in ready
-    )
+    x_RxI = self._encoder.read((self.follow(live), live.history[-1]) for live in ready)
     logits_RxA = apply_layers(self._layers, x_RxI, np)
     return logits_RxA.astype(np.float64), [0.0] * len(ready)
-
-  def forget(self, live: Live) -> None:
-    """Free what is kept of an episode that ended or starts again."""
-    self._states.forget(live)
 
   def compile(self) -> None:
     """Do nothing, because NumPy compiles nothing."""
