@@ -127,11 +127,12 @@ class HandPolicy(Policy):
 
   def pay_first(self, context, last):
     if self.asks == "judge" and last is None and len(context.allowed) > 1:
-      return context.ask(lambda: self.judge(context))
+      reply = functools.partial(self.judge, context.reserve)
+      return context.ask(SimpleNamespace(reply=reply), [])
     return None
 
-  def judge(self, context):
-    with context.budgets.reserve(JUDGE_USD) as cost:
+  def judge(self, reserve, messages, step):
+    with reserve(JUDGE_USD) as cost:
       cost.usd = JUDGE_USD
       self.tape.append("ask judge")
     return Reply("", Call(9, Usage(1, 0, 1), JUDGE_USD))

@@ -97,8 +97,7 @@ class CascadePolicy(RouterPolicy):
     proposal = None
     if last is None:
       if len(context.allowed) > 1:
-        small = context.agents[SMALL]
-        proposal = context.ask(lambda: small.reply(context.messages, context.number))
+        proposal = context.ask(context.agents[SMALL], context.messages)
     elif live.paid and last.reply is not live.paid:
       model = last.decision.model
       if model != context.allowed[-1]:

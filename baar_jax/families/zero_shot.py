@@ -58,9 +58,15 @@ class ZeroShotPolicy(Policy):
 
   def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
     """Ask the judge, unless the budgets allow only one model."""
-    if last is None and len(context.allowed) > 1:
-      return context.ask(lambda: self._ask_judge(context))
-    return None
+    if last is not None or len(context.allowed) < 2:
+      return None
+    live = context.live
+    tokens = self._view.live_window(live).tokens
+    message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
+    if live not in self._judges:
+      judge = self._judge(live.task, live.job.seed, context.reserve)
+      self._judges[live] = judge
+    return context.ask(self._judges[live], [message])
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose the models that the judges' answers name."""
@@ -69,16 +75,6 @@ class ZeroShotPolicy(Policy):
       model = self._read(live.paid.text)
       decisions.append(Decision(model, latency_s=live.paid.call.latency_s))
     return decisions
-
-  def _ask_judge(self, context: StepContext) -> Reply:
-    """Ask the judge which model should act next."""
-    live = context.live
-    tokens = self._view.live_window(live).tokens
-    message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
-    if live not in self._judges:
-      judge = self._judge(live.task, live.job.seed, context.budgets.reserve)
-      self._judges[live] = judge
-    return self._judges[live].reply([message], context.number)
 
   def finish(self, live: Live) -> None:
     """Forget the judge of an episode that ended or starts again."""

@@ -10,6 +10,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
@@ -24,8 +25,8 @@ from baar_jax.llms.history import (
   open_conversation,
   parse_action,
 )
-from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.policy import EpisodeBudgets, Policy, StepContext, play_step
+from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, reserve
+from baar_jax.rollout.policy import Policy, StepContext, play_step
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
@@ -172,10 +173,8 @@ def run_episodes(
 
   def begin(trial: Trial, env: Env, restarts: int = 0) -> None:
     """Start an episode, and let a worker play it to its first decision."""
-    cap = trial.policy.spec.cap
-    live = Live(trial.job, cap, len(pair.names))
-    budgets = EpisodeBudgets(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
-    play = play_episode(live, env, pair, trial.policy, budgets)
+    live = Live(trial.job, trial.policy.spec.cap, len(pair.names))
+    play = play_episode(live, env, pair, trial.policy, run_budget)
     workers.submit(Running(trial, live, env, play, restarts).advance, None, arrivals)
 
   try:
@@ -264,7 +263,11 @@ def _count_failure(running: Running, failures: Counter[Policy]) -> None:
 
 
 def play_episode(
-  live: Live, env: Env, pair: Pair, policy: Policy, budgets: EpisodeBudgets
+  live: Live,
+  env: Env,
+  pair: Pair,
+  policy: Policy,
+  run_budget: DollarBudget | None,
 ) -> Generator[None, Decision, Episode]:
   """Play an episode from its reset to its score.
 
@@ -275,7 +278,7 @@ def play_episode(
     env: the environment.
     pair: the models.
     policy: the policy.
-    budgets: the budgets of the episode's calls.
+    run_budget: the budget of all episodes together; None is no cap.
 
   Returns:
     The record of the episode.
@@ -286,13 +289,18 @@ def play_episode(
     CapReached: a call does not fit the run's budget.
   """
   task = live.task
+  calls = CallBudget(live.cap.calls)
+  dollars = DollarBudget(live.cap.usd)
+  reserve_call = partial(reserve, dollars, run_budget)
   live.observation = env.reset(task.id)
-  agents = pair.start(env, task, live.job.seed, budgets.reserve)
+  agents = pair.start(env, task, live.job.seed, reserve_call)
   opening = env.opening
   messages = open_conversation(env.system_prompt, task, live.observation, opening)
   stop = ""
   while not stop:
-    context = StepContext(live, agents, messages, budgets, env.code_actions)
+    context = StepContext(
+      live, agents, messages, calls, dollars, reserve_call, env.code_actions
+    )
     live.draft = None
     move = yield from play_step(policy, context)
     if move is None:
@@ -307,8 +315,9 @@ def play_episode(
     if action is not None or opening:
       observation, done = env.step(action or "")
     score = env.score() if env.scores_steps else None
-    calls = move.reply.calls("act")
-    step = move.decision.make_step(live.observation, calls, action or "", score)
+    step = move.decision.make_step(
+      live.observation, move.reply.calls("act"), action or "", score
+    )
     live.steps.append(step)
     live.observation = observation
     if opening:
@@ -329,6 +338,6 @@ def play_episode(
     stop=stop,
     call_budget=live.cap.calls,
     usd_budget=live.cap.usd,
-    lost_usd=budgets.dollars.lost_usd(live.steps),
+    lost_usd=dollars.lost_usd(live.steps),
     success_score=env.success_score,
   )

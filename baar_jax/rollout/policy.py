@@ -7,32 +7,12 @@ agent's reply. `StepContext` keeps it within the budgets (paper Eq. 9).
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from baar_jax.episode import SMALL, Reply
+from baar_jax.episode import SMALL, Reply, Reserve
 from baar_jax.llms.history import Agent, Messages
-from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
+from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-
-
-@dataclasses.dataclass
-class EpisodeBudgets:
-  """The budgets that limit an episode's calls.
-
-  Attributes:
-    calls: the episode's budget of calls.
-    dollars: the episode's budget in dollars.
-    run: the budget of the whole run in dollars; None is no cap.
-  """
-
-  calls: CallBudget
-  dollars: DollarBudget
-  run: DollarBudget | None = None
-
-  def reserve(self, usd: float, replayed: bool = False) -> AbstractContextManager:
-    """Reserve the worst case of a call in the dollar budgets; see `budget.reserve`."""
-    return reserve(self.dollars, self.run, usd, replayed)
 
 
 class Move(NamedTuple):
@@ -50,7 +30,9 @@ class StepContext:
     live: the policy's view of the episode.
     agents: one agent for each model, the cheapest first.
     messages: the conversation so far, the agents' prompt.
-    budgets: the budgets of the episode's calls.
+    calls: the episode's budget of calls.
+    dollars: the episode's budget in dollars.
+    reserve: reserves the worst case of a call in `dollars` and in the run's budget.
     code_actions: whether the environment's actions are code.
     allowed: indices of the models whose call fits the budgets, ascending.
   """
@@ -58,7 +40,9 @@ class StepContext:
   live: Live
   agents: Sequence[Agent]
   messages: Messages
-  budgets: EpisodeBudgets
+  calls: CallBudget
+  dollars: DollarBudget
+  reserve: Reserve
   code_actions: bool = False
 
   def __post_init__(self) -> None:
@@ -82,27 +66,28 @@ class StepContext:
     """
     models = []
     for model, agent in enumerate(self.agents):
-      fits = self.budgets.calls.allows(model)
-      has_cap = self.budgets.dollars.limit_usd is not None
+      fits = self.calls.allows(model)
+      has_cap = self.dollars.limit_usd is not None
       # The worst case is computed only if there is a cap on dollars, because the
       # computation is slow.
       if fits and has_cap and model != paid_model:
-        fits = self.budgets.dollars.allows(agent.bound_usd(self.messages, self.number))
+        fits = self.dollars.allows(agent.bound_usd(self.messages, self.number))
       if fits or model == paid_model:
         models.append(model)
     return models
 
-  def ask(self, call: Callable[[], Reply]) -> Reply | None:
+  def ask(self, agent: Agent, messages: Messages) -> Reply | None:
     """Make a call that the decision needs, such as a judge's answer.
 
     Args:
-      call: function that makes the call and pays for it.
+      agent: the model to ask.
+      messages: its prompt.
 
     Returns:
       The reply; None if the call does not fit the budgets, and then only SMALL may act.
     """
     try:
-      reply = call()
+      reply = agent.reply(messages, self.number)
     except BudgetSpent:
       self.allowed = [model for model in self.affordable() if model == SMALL]
       return None
@@ -129,15 +114,15 @@ class StepContext:
       chosen = decision.model
       if paid and chosen == paid.call.model:
         return Move(decision, paid)
-      reservation = self.budgets.calls.reserve(chosen)
+      reservation = self.calls.reserve(chosen)
       try:
         reply = self.agents[chosen].reply(self.messages, self.number)
       except BudgetSpent:
         # The model brought no reply: its failed attempts cost dollars, and too few
         # dollars remain for another attempt. So the reserved LARGE call is given back.
-        self.budgets.calls.settle(reservation, SMALL)
+        self.calls.settle(reservation, SMALL)
       else:
-        self.budgets.calls.settle(reservation, chosen)
+        self.calls.settle(reservation, chosen)
         return Move(decision, reply)
       paid_model = paid.call.model if paid else None
       self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
