@@ -120,24 +120,19 @@ class Knowledge:
     train = [row.id for row in self._functions if row.split == "train"]
     find = functools.partial(self._find, train, self._trials)
     self._rates = functools.cache(lambda path: average(find(path)))
+    self._solve = functools.lru_cache(1 << 10)(self._solve_trial)
     # As if LARGE tried each function of a ticket once.
     self._unit_usd = TICKET * self._rates(f"{len(self._prices) - 1}").usd
 
-  def make_rule(self, spec: ForesightSpec) -> Callable[[Live, PolicySpec], int]:
-    """Make the rule of a policy, for `RulePolicy`."""
-    solve = functools.lru_cache(1 << 10)(functools.partial(self._solve, spec))
+  def choose(self, live: Live, spec: ForesightSpec) -> int:
+    """Choose the best model of the next try, as a rule of `RulePolicy`."""
+    place, is_second = find_place(live.observation)
+    path = str(live.steps[-1].model) if is_second else ""
+    left = live.remaining_cap.calls
+    calls = live.task.max_steps if left is None else left
+    return self._solve(spec, live.task.id, live.job.seed)(place, path, calls)[1]
 
-    def choose(live: Live, spec: PolicySpec) -> int:
-      """Choose the best model of the next try."""
-      place, is_second = find_place(live.observation)
-      path = str(live.steps[-1].model) if is_second else ""
-      left = live.remaining_cap.calls
-      calls = live.task.max_steps if left is None else left
-      return solve(live.task.id, live.job.seed)(place, path, calls)[1]
-
-    return choose
-
-  def _solve(self, spec: ForesightSpec, task_id: str, seed: int) -> Best:
+  def _solve_trial(self, spec: ForesightSpec, task_id: str, seed: int) -> Best:
     """Solve a trial of a ticket with what a policy knows."""
     ids = [function.id for function in deal(self._functions, task_id)]
     drawn = [draw_trial(task_id, id_, seed, len(self._trials)) for id_ in ids]
@@ -188,4 +183,4 @@ class Foresight(Family):
 
   def open(self, spec: PolicySpec, files: RouterFiles) -> RulePolicy:
     """Make a policy that looks up what it knows."""
-    return RulePolicy(spec, Knowledge(files.config).make_rule(spec))
+    return RulePolicy(spec, Knowledge(files.config).choose)
