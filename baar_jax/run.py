@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,8 @@ def load_profiles(
   """
   ids = [task.id for split in splits for task in store.tasks(split)]
   trials = trials or range(config.profile.trials)
-  profiles = profile_tasks(ids, _load_boundaries(store, trials, ids, purpose))
+  episodes = _load_trials(store, BOUNDARIES, purpose, trials, ids)
+  profiles = profile_tasks(ids, episodes)
   if not profiles:
     raise ValueError(
       f"{config.runs}/{config.name} has no {purpose} trials: run --stage=profile first"
@@ -416,41 +417,32 @@ def _load_samples(
     samples: the numbers k of the stratified samples, from 1.
   """
   train = [task.id for task in store.tasks("train")]
-  episodes = _load_boundaries(store, trials, train)
-  stratified = stratified_spec(config)
-  return episodes + _load_trials(store, stratified, "reference", samples, train)
-
-
-def _load_boundaries(
-  store: Store,
-  trials: Iterable[int],
-  ids: Sequence[str],
-  purpose: Purpose = "profile",
-) -> list[Episode]:
-  """Load trials of always-SMALL, then of always-LARGE, on tasks."""
-  episodes = []
-  for boundary in BOUNDARIES:
-    episodes += _load_trials(store, boundary, purpose, trials, ids)
-  return episodes
+  boundaries = _load_trials(store, BOUNDARIES, "profile", trials, train)
+  stratified = [stratified_spec(config)]
+  return boundaries + _load_trials(store, stratified, "reference", samples, train)
 
 
 def _load_trials(
   store: Store,
-  spec: PolicySpec,
+  specs: Iterable[PolicySpec],
   purpose: Purpose,
   numbers: Iterable[int],
   ids: Iterable[str],
 ) -> list[Episode]:
-  """Load the stored trials of a policy on tasks, and skip missing ones.
+  """Load the stored trials of policies on tasks, and skip missing ones.
 
   Args:
     store: the stored episodes.
-    spec: the policy.
+    specs: the policies, one after the other in the result.
     purpose: the purpose of the trials, such as "profile".
     numbers: the numbers of the trials.
     ids: the ids of the tasks.
   """
-  return store.episodes(spec.key, {*itertools.product(ids, [purpose], numbers)})
+  keys = {*itertools.product(ids, [purpose], numbers)}
+  episodes = []
+  for spec in specs:
+    episodes += store.episodes(spec.key, keys)
+  return episodes
 
 
 def read_conditions(config: Config) -> dict[str, object]:
