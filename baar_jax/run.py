@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -217,11 +218,40 @@ class Run:
         f"{self.dir} has not finished the stage {stage}: run --stage={stage} first"
       )
 
-  def log(self, **values: object) -> None:
-    """Append values as a JSON line to metrics.jsonl, in the main process only."""
+  def log(
+    self,
+    files: "RouterFiles",
+    stage: str,
+    update: int,
+    metrics: Mapping[str, float],
+    newest: str = "none",
+    **values: float,
+  ) -> None:
+    """Append an update of a training to metrics.jsonl; only the main process writes.
+
+    Args:
+      files: the routers of the training seed.
+      stage: the name of the training.
+      update: the number of the update, from 1.
+      metrics: values by name, equal in every process, so that every process stops.
+      newest: the directory of the newest checkpoint, or "none".
+      values: more values to log.
+
+    Raises:
+      ValueError: a metric is not finite.
+    """
+    bad_metrics = [
+      f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
+    ]
+    if bad_metrics:
+      problem = f"{stage} stopped: update {update} has {', '.join(bad_metrics)}"
+      advice = "train again with a lower learning rate under another --config.name"
+      raise ValueError(f"{problem}; last good checkpoint: {newest}; {advice}")
     if self.is_main:
+      marks = {"train_seed": files.training_seed, "ablation": files.ablation}
+      marks |= {"stage": stage, "update": update}
       with (self.dir / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps(marks | values | metrics) + "\n")
 
   def close(self) -> None:
     """Close what gives the episodes, and the store, and free the lock."""
@@ -260,16 +290,6 @@ class RouterFiles:
   def tokenizer(self) -> Path:
     """Return the directory of the tokenizer."""
     return self.directory / "tokenizer"
-
-  @property
-  def marks(self) -> dict[str, int | str]:
-    """Return what marks this training's lines in the log."""
-    marks = {}
-    if self.training_seed:
-      marks["train_seed"] = self.training_seed
-    if self.ablation:
-      marks["ablation"] = self.ablation
-    return marks
 
   @property
   def sft_family(self) -> str:

@@ -14,7 +14,7 @@ from baar_jax.conditioned.policy import (
 from baar_jax.config import Config
 from baar_jax.episode import Episode
 from baar_jax.families.family import Family, cap_each
-from baar_jax.learn.checkpoint import check_metrics, open_arrays, save_arrays
+from baar_jax.learn.checkpoint import open_arrays, save_arrays
 from baar_jax.llms.prices import open_billing
 from baar_jax.mesh import exchange
 from baar_jax.paper.references import mean_large_usd, profile_tasks
@@ -105,8 +105,7 @@ class Conditioned(Family):
       )
       with run.progress("value", config.updates, 0, "update") as bar:
         for done, fitted, loss in fit_heads(heads, data, config, seed):
-          run.log(**files.marks, stage="value", update=done, loss=loss)
-          check_metrics("value", done, {"loss": loss})
+          run.log(files, "value", done, {"loss": loss})
           bar.update(done - bar.n)
           heads = fitted
       if run.is_main:

@@ -28,7 +28,6 @@ from baar_jax.learn.checkpoint import (
   WRITING,
   Checkpoints,
   ParameterFile,
-  check_metrics,
 )
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.mesh import split_parameters
@@ -403,13 +402,7 @@ def learn_stored(
     with run.progress(title, settings.updates, done, "update") as bar:
       for metrics in sft(trainer, batcher, updates, dev_batches, settings, progress):
         number = progress.updates
-        check_metrics(stage, number, metrics, checkpoints.newest)
-        run.log(
-          **files.marks,
-          stage=stage,
-          update=number,
-          **metrics,
-        )
+        run.log(files, stage, number, metrics, checkpoints.newest)
         bar.update()
         params = trainer.state["params"]
         if progress.best_update == number:
@@ -528,16 +521,16 @@ def learn_on_policy(
     for update in family.update(run.play, profiles, references, learner, rollouts):
       progress.episodes += update.episodes
       progress.gradient_steps += update.gradient_steps
-      check_metrics(stage, update.number, update.metrics, checkpoints.newest)
       is_enough = progress.gradient_steps >= config.bopo.updates
       progress.finished = is_enough or update.number == last
       run.log(
-        **files.marks,
-        stage=stage,
+        files,
+        stage,
+        update.number,
+        update.metrics,
+        checkpoints.newest,
         lam=lam,
-        update=update.number,
         **vars(progress),
-        **update.metrics,
       )
       # While episodes wait, no checkpoint is saved. So a restarted training reads these
       # episodes from the store again.

@@ -1,7 +1,6 @@
 """Save and restore checkpoints of trainings (Orbax), and arrays in files of NumPy."""
 
 import contextlib
-import math
 import sys
 import tempfile
 import textwrap
@@ -207,29 +206,6 @@ class ParameterFile:
       return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
     return jax.tree.map(load, like)
-
-
-def check_metrics(
-  stage: str, update: int, metrics: Mapping[str, float], newest: str = "none"
-) -> None:
-  """Check that all metrics of an update are finite.
-
-  Args:
-    stage: the name of the training, for the message.
-    update: the number of the update, from 1.
-    metrics: values by name, equal in every process, so that every process stops.
-    newest: the directory of the newest checkpoint, or "none".
-
-  Raises:
-    ValueError: a metric is not finite.
-  """
-  bad_metrics = [
-    f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
-  ]
-  if bad_metrics:
-    problem = f"{stage} stopped: update {update} has {', '.join(bad_metrics)}"
-    advice = "train again with a lower learning rate under another --config.name"
-    raise ValueError(f"{problem}; last good checkpoint: {newest}; {advice}")
 
 
 def save_arrays(path: Path, *arrays: np.ndarray | str) -> None:
