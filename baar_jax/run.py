@@ -6,9 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -273,7 +272,7 @@ class RouterFiles:
     rows: the most episodes that are live at once.
     pair: the models of the run; only a policy that asks a judge needs them.
     store: the stored episodes; only policies with a `share` need them.
-    kept: what `keep` has made last.
+    kept: the router that was loaded last, by its family and cost weight.
   """
 
   directory: Path
@@ -310,18 +309,6 @@ class RouterFiles:
     if self.training_seed:
       name += f"-seed{self.training_seed}"
     return self.directory / "checkpoints" / name
-
-  def keep(self, key: object, make: Callable[[], Any]) -> Any:
-    """Return what was made for a key. Only what was made last is kept.
-
-    Args:
-      key: tells what is made, such as the family and the cost weight of a router.
-      make: makes it; it is called only if something else was made last.
-    """
-    if key not in self.kept:
-      self.kept.clear()
-      self.kept[key] = make()
-    return self.kept[key]
 
 
 def save_vocabulary(directory: Path, vocabulary: Vocabulary) -> None:

@@ -16,7 +16,7 @@ from flax import nnx
 from program import finish, interrupt, rows, updates
 
 from baar_jax.config import Config, RouterConfig
-from baar_jax.families.family import load_router
+from baar_jax.families.family import load_router, open_encoder
 from baar_jax.mesh import one_device
 from baar_jax.router.view import View, read_tokenizer
 from baar_jax.router.weights import load_pretrained
@@ -44,7 +44,8 @@ def start_two(runs: Path, *flags: str) -> list[subprocess.Popen]:
 def parameters(runs: Path) -> list:
   """Read the parameters of the SFT router and of BoPO's, onto one device."""
   config = Config(**json.loads((runs / "tiny" / "config.json").read_text()))
-  load = partial(load_router, RouterFiles(runs / "tiny", config, one_device()))
+  files = RouterFiles(runs / "tiny", config, one_device())
+  load = partial(load_router, files, open_encoder(files))
   return [
     nnx.to_pure_dict(nnx.state(model)) for model in (load("sft"), load("bopo", 0.1))
   ]

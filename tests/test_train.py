@@ -14,7 +14,7 @@ from flax import nnx
 
 from baar_jax.families import family as family_file
 from baar_jax.families import table
-from baar_jax.families.family import load_router
+from baar_jax.families.family import load_router, open_encoder
 from baar_jax.families.vanilla import Vanilla
 from baar_jax.learn import checkpoint
 from baar_jax.learn.trainer import Trainer
@@ -77,7 +77,8 @@ def copied(unbroken, tmp_path):
 
 
 def leaves(run, family, lam=None, number=0):
-  model = load_router(run.files(number), family, lam)
+  files = run.files(number)
+  model = load_router(files, open_encoder(files), family, lam)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
 
 

@@ -208,9 +208,11 @@ class RouterFamily(Family):
 
   def open(self, spec: RouterSpec, files: RouterFiles) -> RouterPolicy:
     """Load a trained router, or take the one that was loaded last."""
-    trained = files.keep(
-      (self.name, spec.lam), lambda: TrainedRouter(self, spec.lam, files)
-    )
+    key = (self.name, spec.lam)
+    if key not in files.kept:
+      files.kept.clear()  # Free the memory of the router that was loaded last.
+      files.kept[key] = TrainedRouter(self, spec.lam, files)
+    trained = files.kept[key]
     threshold = spec.threshold
     if spec.share is not None:
       switch_N = switch_thresholds(trained.stored_p_NxA)
@@ -237,7 +239,7 @@ class TrainedRouter:
       files: the routers of a training seed.
     """
     self.encoder = open_encoder(files, family.labels)
-    self.model = load_router(files, family.name, lam, family.labels)
+    self.model = load_router(files, self.encoder, family.name, lam)
     self._labels = family.labels
     self._files = files
 
@@ -287,15 +289,15 @@ def load_initial(files: RouterFiles, encoder: Encoder) -> nnx.Module:
 
 
 def load_router(
-  files: RouterFiles, family: str, lam: float | None = None, labels: Labels = ACTED
+  files: RouterFiles, encoder: Encoder, family: str, lam: float | None = None
 ) -> nnx.Module:
   """Load a trained router.
 
   Args:
     files: the routers of a training seed.
+    encoder: the result of `open_encoder` for what the router has learned.
     family: the family of the router, see `RouterFiles.checkpoints`.
     lam: the cost weight of its training, if the family has one.
-    labels: what the router has learned.
 
   Raises:
     ValueError: the training has not ended, or the checkpoint cannot be read.
@@ -306,8 +308,8 @@ def load_router(
       stage = family if family in (SFT, BOPO) else "baselines"
       problem = f"{directory} has no finished router"
       raise ValueError(f"{problem}: run --stage={stage} first")
-    build = functools.partial(open_encoder(files, labels).build, 0)
-    graphdef, like = nnx.split(nnx.eval_shape(build))
+    model = nnx.eval_shape(functools.partial(encoder.build, 0))
+    graphdef, like = nnx.split(model)
     shardings = split_parameters(like, files.mesh)
     like = jax.tree.map(
       lambda x, sharding: x.update(sharding=sharding), like, shardings
@@ -556,7 +558,7 @@ def open_learner(
   config = files.config
   encoder = open_encoder(files)
   if family.anchored:
-    start = load_router(files, files.sft_family)
+    start = load_router(files, encoder, files.sft_family)
   else:
     start = load_initial(files, encoder)
   loss = functools.partial(family.loss, config.bopo)

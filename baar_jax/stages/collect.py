@@ -4,7 +4,7 @@ import collections
 from pathlib import Path
 
 from baar_jax.envs import base
-from baar_jax.families.family import load_router
+from baar_jax.families.family import load_router, open_encoder
 from baar_jax.families.table import open_with
 from baar_jax.mesh import exchange
 from baar_jax.rollout import jobs
@@ -135,11 +135,12 @@ def export(run: Run) -> None:
     problem = "only text routers have Hugging Face's format"
     raise ValueError(f"{problem}: train with --config.router.weights set")
   files = run.files()
+  encoder = open_encoder(files)
   routers = [(SFT, None)]
   routers += [(BOPO, lam) for lam in run.config.bopo.lam]
   for family, lam in routers:
     directory = run.dir / "export" / files.checkpoints(family, lam).name
     if not directory.exists():
-      model = load_router(files, family, lam)
+      model = load_router(files, encoder, family, lam)
       save_qwen2(model, directory, files.tokenizer, run.config.router.dtype)
     run.print(f"export: {directory}")
