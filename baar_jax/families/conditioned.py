@@ -84,21 +84,16 @@ class Conditioned(Family):
     config = run.config.value
     tasks = {task.id: task for task in run.store.tasks("train")}
     models = len(run.config.models.names)
-    unfitted = []
     for files in run.all_files():
       # All processes must agree: either all of them fit the heads, or none does.
-      if not all(exchange((files.checkpoints("value") / HEADS).exists())):
-        unfitted.append(files)
-    if not unfitted:
-      return
-    episodes = load(run.store, run.config)
-    unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
-    # All training seeds learn from the same transitions, so they are read once.
-    trackers = follow_episodes(load_vocabulary(run.files()), tasks, episodes)
-    states = read_states(trackers)
-    data = make_transitions(states, episodes, unit_usd)
-    features = states.features_NxD.shape[1]
-    for files in unfitted:
+      if all(exchange((files.checkpoints("value") / HEADS).exists())):
+        continue
+      episodes = load(run.store, run.config)
+      unit_usd = mean_large_usd(profile_tasks(tasks, episodes).values())
+      trackers = follow_episodes(load_vocabulary(files), tasks, episodes)
+      states = read_states(trackers)
+      data = make_transitions(states, episodes, unit_usd)
+      features = states.features_NxD.shape[1]
       seed = files.config.seed
       heads = draw_heads(
         jax.random.key(seed), config.heads, config.widths, models, features
