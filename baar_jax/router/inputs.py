@@ -91,7 +91,6 @@ def find_words(text: str) -> frozenset[str]:
   return frozenset(WORD.findall(text.lower()))
 
 
-@functools.lru_cache(KEPT)
 def find_pieces(text: str) -> tuple[str, ...]:
   """Split a text at commas and line ends; drop each piece's label before a colon."""
   pieces = [piece.strip().split(": ")[-1] for piece in PIECE.split(text.lower())]
