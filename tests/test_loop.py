@@ -23,7 +23,7 @@ from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.history import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
-from baar_jax.rollout.loop import Failure, Trial, run_episodes
+from baar_jax.rollout.loop import Trial, run_episodes
 from baar_jax.rollout.specs import Cap
 
 NINE = [job(f"t{number}") for number in range(9)]
@@ -52,7 +52,7 @@ def start(tape, jobs, envs=None, policy=None, pair=None, cap=Cap(), **limits):  
 
 
 def run(*args, **limits):
-  return list(start(*args, **limits))
+  return [ended.episode or ended for ended in start(*args, **limits)]
 
 
 def models_of(episode):
@@ -167,7 +167,8 @@ def test_ready_episodes_are_decided_together(tape, inline):
 def test_policies_play_at_once_and_decide_apart(tape, inline):
   policies = HandPolicy(tape, "SS"), HandPolicy(tape, "LL")
   trials = [Trial(policy, job) for policy in policies for job in NINE[:2]]
-  episodes = [*run_episodes(trials, HandPair(tape), [HandEnv(tape), HandEnv(tape)])]
+  ended = run_episodes(trials, HandPair(tape), [HandEnv(tape), HandEnv(tape)])
+  episodes = [running.episode for running in ended]
   assert [episode.task_id for episode in episodes] == ["t0", "t0", "t1", "t1"]
   assert {models_of(e) for e in episodes[:2]} == {"SS", "LL"}
   for policy in policies:
@@ -183,7 +184,8 @@ def test_a_slow_episode_delays_no_other(tape):
       in_time.append(released.wait(30))
 
   envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
-  episodes = start(tape, [job("a slow one"), job("quick"), job("quick", 1)], envs)
+  ended = start(tape, [job("a slow one"), job("quick"), job("quick", 1)], envs)
+  episodes = (running.episode for running in ended)
   assert [next(episodes).task_id, next(episodes).task_id] == ["quick", "quick"]
   released.set()
   assert [(e.task_id, len(e.steps)) for e in episodes] == [("a slow one", 3)]
@@ -223,7 +225,8 @@ def test_an_episode_with_a_dead_environment_starts_again(
     assert ended.key == ("t1", "profile", 3)
     assert ended.stop == end
   else:
-    assert ended == Failure(Trial(policy, jobs[0]), ended.steps, end)
+    assert (ended.trial, ended.error) == (Trial(policy, jobs[0]), end)
+    ended = ended.live
   for number, step in enumerate(ended.steps):
     assert step.observation == f"seen {number}"
   assert whole.task_id == "t2"

@@ -96,5 +96,5 @@ def test_a_recording_goes_on_and_is_played(tmp_path, capsys):
   config.models.kind = "recorded"
   jobs = [Trial(HandPolicy([], "SL" * 4), job("dev-0", 2000))]
   env = make("code", **env_arguments(config))
-  (episode,) = run_episodes(jobs, open_pair(config, None), [env])
-  assert [step.score for step in episode.steps][1::2] == [0.25, 0.5, 0.75, 1.0]
+  (ended,) = run_episodes(jobs, open_pair(config, None), [env])
+  assert [step.score for step in ended.episode.steps][1::2] == [0.25, 0.5, 0.75, 1.0]

@@ -24,8 +24,8 @@ def play(config, policy):
   env = make("code", **env_arguments(config))
   pair = open_pair(config, None)
   assert not env.waits
-  (episode,) = run_episodes([Trial(policy, job("train-0"))], pair, [env])
-  return episode
+  (ended,) = run_episodes([Trial(policy, job("train-0"))], pair, [env])
+  return ended.episode
 
 
 # The system prompt has 1,000 tokens, the prompt of a first try 23, and that of a second

@@ -30,11 +30,11 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
   tape, left = [], iter(choices)
   policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)
   policy.spec = policy.spec.under(cap)
-  (episode,) = run_episodes([Trial(policy, job(max_steps=1))], pair, [HandEnv(tape)])
+  (ended,) = run_episodes([Trial(policy, job(max_steps=1))], pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
   # All decisions were asked for.
   assert next(left, None) is None
-  (step,) = episode.steps
+  (step,) = ended.episode.steps
   assert [call.model for call in step.calls] == [*reversed(range(acted + 1))]
   assert [call.kind for call in step.calls] == ["act"] + ["proposal"] * acted
   assert step.cost_usd == pytest.approx(sum(TRIO_USD[: acted + 1]))
@@ -46,7 +46,7 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
   # Under these caps a budget has decided in the end.
   assert (step.logp is None) == bool(cap)
   # A proposal of M2 counts as a call, also if it is not taken.
-  assert episode.large_calls == step.model == acted
+  assert ended.episode.large_calls == step.model == acted
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):

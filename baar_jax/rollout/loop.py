@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Reserve, Step, Task
+from baar_jax.episode import Episode, Reserve, Task
 from baar_jax.llms.history import (
   NO_ACTION,
   NO_CODE,
@@ -40,32 +40,18 @@ class Trial(NamedTuple):
   job: Job
 
 
-class Failure(NamedTuple):
-  """An episode that ended in an error; it must not be stored.
-
-  Attributes:
-    trial: the trial, and the policy that played it.
-    steps: the steps before the error.
-    error: the error that ended the episode.
-  """
-
-  trial: Trial
-  steps: list[Step]
-  error: EnvDied | NoAnswer
-
-
 @dataclasses.dataclass
 class Running:
-  """A live episode, with all that the loop needs to control it.
+  """An episode that is played or has ended, with all that controls it.
 
   Attributes:
     trial: the trial that is played, and the policy that plays it.
-    live: the policy's view of the episode.
+    live: the policy's view of the episode, with its steps.
     env: the environment, which plays no other episode meanwhile.
     play: the generator that plays the episode; see `play_episode`.
     restarts: number of restarts after deaths of the environment.
     episode: the record, once the episode has ended.
-    error: the exception that ended the episode, if one did.
+    error: the exception that ended the episode, if one did. Then it must not be stored.
   """
 
   trial: Trial
@@ -144,7 +130,7 @@ def run_episodes(
   pair: Pair,
   envs: Sequence[Env],
   run_budget: DollarBudget | None = None,
-) -> Iterator[Episode | Failure]:
+) -> Iterator[Running]:
   """Play episodes; each environment plays one episode at a time.
 
   A policy decides in the caller's thread, for all its episodes at once that wait for a
@@ -158,8 +144,8 @@ def run_episodes(
     run_budget: the budget of all episodes together; None is no cap.
 
   Yields:
-    Each episode when it ends. It is a `Failure` if its environment died more than
-    `RESTARTS` times, or if a model gave no answer.
+    Each episode when it has ended, with its record; with an error instead if its
+    environment died more than `RESTARTS` times, or if a model gave no answer.
 
   Raises:
     CapReached: a call does not fit `run_budget`. All calls in flight have ended.
@@ -193,9 +179,7 @@ def run_episodes(
         if isinstance(running.error, EnvDied) and running.restarts < RESTARTS:
           begin(running.trial, running.env, running.restarts + 1)
           continue
-        yield running.episode or Failure(
-          running.trial, running.live.steps, running.error
-        )
+        yield running
         if waiting:
           begin(waiting.pop(0), running.env)
         else:

@@ -21,7 +21,7 @@ from baar_jax.episode import SPLITS, Episode
 from baar_jax.llms.prices import format_usd
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.jobs import BOUNDARIES, Plan, list_evaluation
-from baar_jax.rollout.loop import Failure, Pair, Trial, run_episodes
+from baar_jax.rollout.loop import Pair, Trial, run_episodes
 from baar_jax.rollout.policy import Build
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store
@@ -150,13 +150,13 @@ class SelfPlay:
     # must happen before the store is closed.
     with contextlib.closing(episodes):
       for ended in episodes:
-        if isinstance(ended, Failure):
+        if ended.episode:
+          self._store.add(ended.episode)
+        else:
           policy, job = ended.trial
           name = f"{job.task.id}, {job.purpose} {job.trial}, {policy.spec.key}"
           print(f"left out: {name}: {ended.error}; run again to play it again")
-        else:
-          self._store.add(ended)
-        cost_usd += sum(step.cost_usd for step in ended.steps)
+        cost_usd += sum(step.cost_usd for step in ended.live.steps)
         bar.set_postfix_str(format_usd(cost_usd), refresh=False)
         bar.update()
 
