@@ -123,13 +123,13 @@ class HandPolicy(Policy):
     self.groups = []
     self.finished = []
 
-  paid_kind = "judge"
-
-  def pay_first(self, context, last):
-    if self.asks == "judge" and last is None and len(context.allowed) > 1:
+  def play(self, context):
+    answer = None
+    if self.asks == "judge" and len(context.allowed) > 1:
       reply = functools.partial(self.judge, context.reserve)
-      return context.ask(SimpleNamespace(reply=reply), [])
-    return None
+      answer = context.ask(SimpleNamespace(reply=reply), [])
+    move = yield from super().play(context)
+    return move.pay(answer, "judge") if move and answer else move
 
   def judge(self, reserve, messages, step):
     with reserve(JUDGE_USD) as cost:
@@ -150,8 +150,7 @@ class HandPolicy(Policy):
 class HandCascade(HandPolicy):
   """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
 
-  paid_kind = CascadePolicy.paid_kind
-  pay_first = CascadePolicy.pay_first
+  play = CascadePolicy.play
 
 
 SPECS = {"p": RandomSpec, "rank": RankSpec, "plans": SampledSpec}

@@ -17,7 +17,7 @@ from baar_jax.episode import Call, Reply, Step, Task, Usage
 from baar_jax.families.zero_shot import ZeroShotPolicy
 from baar_jax.llms.prices import Billing, CacheRule, Price
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
-from baar_jax.rollout.policy import StepContext, play_step
+from baar_jax.rollout.policy import StepContext
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
 from baar_jax.router import reader
 from baar_jax.router.inputs import describe
@@ -224,7 +224,7 @@ def test_a_judge_is_shown_the_prompt_and_billed(text, model):
   policy = ZeroShotPolicy(spec, lambda *_: judge)
   agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
   context = StepContext(live, agents, [], CallBudget(2), DollarBudget(None), unlimited)
-  playing = play_step(policy, context)
+  playing = policy.play(context)
   next(playing)
   with pytest.raises(StopIteration) as end:
     playing.send(*policy.choose([live]))

@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from baar_jax.episode import SMALL, Episode, Reply, Step
+from baar_jax.episode import SMALL, Episode, Step
 from baar_jax.families.family import Lesson, RouterFamily, divide
 from baar_jax.learn.batches import Labels
 from baar_jax.llms.history import parse_action
@@ -86,29 +86,39 @@ class CascadePolicy(RouterPolicy):
   billed (our choice).
   """
 
-  paid_kind = "proposal"
-
-  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
-    """Get the next proposal: SMALL's, then that of each model that is asked.
+  def play(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+    """Get SMALL's proposal, then one of each model that is asked, until one is taken.
 
     The reply of the costliest allowed model is acted on without a decision.
     """
     live = context.live
     proposal = None
-    if last is None:
-      if len(context.allowed) > 1:
-        proposal = context.ask(context.agents[SMALL], context.messages)
-    elif live.paid and last.reply is not live.paid:
-      model = last.decision.model
-      if model != context.allowed[-1]:
-        proposal = last.reply
-        affordable = context.affordable(model)
-        context.allowed = [other for other in affordable if other >= model]
-    if proposal:
+    if len(context.allowed) > 1:
+      proposal = context.ask(context.agents[SMALL], context.messages)
+    if proposal is None:
+      return context.take(Decision(SMALL))
+    total = Decision(SMALL)
+    while True:
       action = parse_action(proposal.text, context.code_actions) or ""
-      model = proposal.call.model
-      live.draft = Step(live.observation, model, "", proposal=action)
-    return proposal
+      proposer = proposal.call.model
+      live.draft = Step(live.observation, proposer, "", proposal=action)
+      decision = yield from context.decide()
+      total = decision._replace(
+        cost_usd=total.cost_usd + decision.cost_usd,
+        latency_s=total.latency_s + decision.latency_s,
+        calls=total.calls,
+        proposal=action,
+      )
+      move = context.take(total, proposal)
+      if move.reply is proposal:
+        return move
+      move = move.pay(proposal, "proposal")
+      total = move.decision
+      if total.model == context.allowed[-1]:
+        return move
+      proposal = move.reply
+      affordable = context.affordable(total.model)
+      context.allowed = [model for model in affordable if model >= total.model]
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Accept or reject the proposal of each waiting episode.

@@ -4,10 +4,10 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from baar_jax.config import Config, RouterConfig
-from baar_jax.episode import SMALL, Reply, Reserve, Task
+from baar_jax.episode import SMALL, Reserve, Task
 from baar_jax.families.family import Family, play_each
 from baar_jax.llms.history import Agent
 from baar_jax.rollout.policy import Move, Policy, StepContext
@@ -54,19 +54,21 @@ class ZeroShotPolicy(Policy):
     self._judges: dict[Live, Agent] = {}
     self._view = View(LIMITS, make_byte_tokenizer(models), models)
 
-  paid_kind = "judge"
-
-  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
-    """Ask the judge, unless the budgets allow only one model."""
-    if last is not None or len(context.allowed) < 2:
-      return None
+  def play(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+    """Ask the judge before the decision, unless the budgets allow only one model."""
     live = context.live
-    tokens = self._view.live_window(live).tokens
-    message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
-    if live not in self._judges:
-      judge = self._judge(live.task, live.job.seed, context.reserve)
-      self._judges[live] = judge
-    return context.ask(self._judges[live], [message])
+    live.paid = None
+    if len(context.allowed) > 1:
+      tokens = self._view.live_window(live).tokens
+      message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
+      if live not in self._judges:
+        judge = self._judge(live.task, live.job.seed, context.reserve)
+        self._judges[live] = judge
+      live.paid = context.ask(self._judges[live], [message])
+    move = yield from super().play(context)
+    if move and live.paid:
+      move = move.pay(live.paid, "judge")
+    return move
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose the models that the judges' answers name."""

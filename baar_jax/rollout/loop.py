@@ -26,7 +26,7 @@ from baar_jax.llms.history import (
   parse_action,
 )
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, reserve
-from baar_jax.rollout.policy import Policy, StepContext, play_step
+from baar_jax.rollout.policy import Policy, StepContext
 from baar_jax.rollout.specs import Decision, Job, Live
 
 RESTARTS = 2  # the most restarts of one episode after deaths of its environment
@@ -286,7 +286,7 @@ def play_episode(
       live, agents, messages, calls, dollars, reserve_call, env.code_actions
     )
     live.draft = None
-    move = yield from play_step(policy, context)
+    move = yield from policy.play(context)
     if move is None:
       stop = "budget"
       break

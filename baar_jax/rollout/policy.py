@@ -1,7 +1,7 @@
 """Define the interface of policies, and one step of an episode.
 
 An agent is a model in one episode: it answers the conversation so far, and it knows the
-worst case of its next call (llms/history.py). `play_step` plays a step up to the
+worst case of its next call (llms/history.py). `Policy.play` plays a step up to the
 agent's reply. `StepContext` keeps it within the budgets (paper Eq. 9).
 """
 
@@ -20,6 +20,11 @@ class Move(NamedTuple):
 
   decision: Decision
   reply: Reply
+
+  def pay(self, other: Reply, kind: str) -> "Move":
+    """Add the calls of another reply that the decision needed, as calls of a kind."""
+    calls = [*other.calls(kind), *self.decision.calls]
+    return self._replace(decision=self.decision._replace(calls=calls))
 
 
 @dataclasses.dataclass
@@ -94,6 +99,12 @@ class StepContext:
     self.allowed = self.affordable(reply.call.model)
     return reply
 
+  def decide(self) -> Generator[None, Decision, Decision]:
+    """Wait for a decision, unless the budgets allow at most one model."""
+    if len(self.allowed) > 1:
+      return (yield)
+    return Decision(SMALL)
+
   def take(self, decision: Decision, paid: Reply | None = None) -> Move | None:
     """Get the reply to act on, from the decided model if the budgets allow it.
 
@@ -135,7 +146,6 @@ class Policy:
   `choose` decides for all ready episodes at once, in the loop's thread.
 
   Attributes:
-    paid_kind: the kind of the calls that `pay_first` makes; see `Call.kind`.
     cost_weight: the cost weight of an episode that names none; None if the policy has
       no cost weight.
     cost_weights: the cost weights from which a client may choose for its episode; empty
@@ -143,7 +153,6 @@ class Policy:
     spec: the policy's specification.
   """
 
-  paid_kind = ""
   cost_weight: float | None = None
   cost_weights: Sequence[float] = ()
 
@@ -151,22 +160,17 @@ class Policy:
     """Make a policy from its specification."""
     self.spec = spec
 
-  def pay_first(self, context: StepContext, last: Move | None) -> Reply | None:
-    """Pay for a reply that the decision needs, such as a judge's or a proposal.
+  def play(self, context: StepContext) -> Generator[None, Decision, Move | None]:
+    """Play a step up to the reply to act on.
 
-    It is called before each decision of a step, and after the last one. By default a
-    policy decides once, without such a reply.
-
-    Args:
-      context: the step that is played.
-      last: the decision of this step so far, with the reply that it brought; None
-        before the first decision.
+    By default a policy decides once. The generator yields when `choose` must decide,
+    and receives the decision.
 
     Returns:
-      The reply that `choose` finds in `Live.paid`, for another decision. None decides
-      without one, or, after a decision, acts on the reply of `last`.
+      The decision and the reply; None if the episode's budgets allow no model.
     """
-    return None
+    decision = yield from context.decide()
+    return context.take(decision)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Choose a model for each episode that waits for a decision.
@@ -186,50 +190,6 @@ class Policy:
 
     By default there is nothing to compile.
     """
-
-
-def play_step(
-  policy: Policy, context: StepContext
-) -> Generator[None, Decision, Move | None]:
-  """Play a step up to the reply to act on.
-
-  The generator yields when `choose` must decide, and receives the decision. If the
-  budgets allow at most one model, nobody has to decide.
-
-  In the usual case nothing is paid first: the first round decides and gets the reply of
-  the decided model, and the second returns it. A judge's answer or a proposal adds
-  decisions.
-
-  Returns:
-    The last decision, with the sums of all decisions of the step, and the reply; None
-    if the episode's budgets allow no model.
-  """
-  live = context.live
-  total = Decision(SMALL)
-  move = None
-  while True:
-    paid = policy.pay_first(context, move)
-    if move and not paid:
-      return move
-    live.paid = paid
-    decision = Decision(SMALL)
-    if len(context.allowed) > 1:
-      decision = yield
-    total = decision._replace(
-      cost_usd=total.cost_usd + decision.cost_usd,
-      latency_s=total.latency_s + decision.latency_s,
-      calls=total.calls,
-    )
-    if live.draft:
-      total = total._replace(proposal=live.draft.proposal)
-    move = context.take(total, paid)
-    if move is None:
-      return None
-    total = move.decision
-    if paid and move.reply is not paid:
-      calls = [*paid.calls(policy.paid_kind), *total.calls]
-      total = total._replace(calls=calls)
-      move = Move(total, move.reply)
 
 
 # A function that makes a policy from its specification.

@@ -247,7 +247,7 @@ class Live:
     remaining_caps: the remaining cap before each step and before this decision, if a
       program outside a run knows them (decide.py). If empty, they are computed from
       `cap` and `steps`.
-    paid: the reply that was paid for this decision; see `Policy.pay_first`.
+    paid: the reply of a judge that was paid for this decision.
     draft: the step that waits for this decision, if more than its observation is known:
       a policy may show its router a proposed action.
     started_s: seconds on a clock when this step began; None if time is simulated.
