@@ -247,11 +247,7 @@ def _count_failure(running: Running, failures: Counter[Policy]) -> None:
 
 
 def play_episode(
-  live: Live,
-  env: Env,
-  pair: Pair,
-  policy: Policy,
-  run_budget: DollarBudget | None,
+  live: Live, env: Env, pair: Pair, policy: Policy, budget: DollarBudget | None
 ) -> Generator[None, Decision, Episode]:
   """Play an episode from its reset to its score.
 
@@ -262,7 +258,7 @@ def play_episode(
     env: the environment.
     pair: the models.
     policy: the policy.
-    run_budget: the budget of all episodes together; None is no cap.
+    budget: the budget of all episodes together; None is no cap.
 
   Returns:
     The record of the episode.
@@ -275,7 +271,7 @@ def play_episode(
   task = live.task
   calls = CallBudget(live.cap.calls)
   dollars = DollarBudget(live.cap.usd)
-  reserve_call = partial(reserve, dollars, run_budget)
+  reserve_call = partial(reserve, dollars, budget)
   live.observation = env.reset(task.id)
   agents = pair.start(env, task, live.job.seed, reserve_call)
   opening = env.opening
