@@ -107,25 +107,19 @@ class TextEncoder:
 
 @dataclasses.dataclass
 class Row:
-  """A row of the KV cache, and the tokens whose keys and values it holds."""
-
-  number: int  # index of the row in the KV cache
-  tokens: list[int] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class Pending:
-  """Tokens of an episode that the router has not read yet.
+  """A row of the KV cache, with the text of its episode.
 
   Attributes:
-    row: Index of the episode's row in the KV cache.
-    start: Number of tokens that the row already holds.
-    tokens: The tokens to feed, after the tokens that the row already holds.
+    number: index of the row in the KV cache.
+    tokens: the episode's text.
+    fed: number of its tokens whose keys and values the row holds.
+    logits_A: the logits after the tokens that were fed.
   """
 
-  row: int
-  start: int
-  tokens: list[int]
+  number: int
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  fed: int = 0
+  logits_A: np.ndarray | None = None
 
 
 class Reader:
@@ -177,26 +171,20 @@ class Reader:
       logits_RxA: float64, the logits of the token ids.
       usd_R: the price of the tokens that were fed for each episode.
     """
-    texts = [self._view.live_window(live).tokens for live in ready]
     rows = []
-    pending = []
-    for live, tokens in zip(ready, texts):
+    usd_R = []
+    for live in ready:
+      tokens = self._view.live_window(live).tokens
       if live.key not in self._row_of:
         self._row_of[live.key] = Row(self._free_rows.pop())
       row = self._row_of[live.key]
-      start = len(row.tokens)
-      if start >= len(tokens) or tokens[:start] != row.tokens:
-        start = 0
-      rows.append(row)
-      pending.append(Pending(row.number, start, tokens[start:]))
-      # Until its tokens are fed, the row counts as empty. If feeding fails, the next
-      # call feeds the whole text again.
-      row.tokens = []
-    usd_R = [len(item.tokens) * USD_PER_TOKEN for item in pending]
-    logits_of = self._feed_all(pending)
-    for row, tokens in zip(rows, texts):
+      if row.fed >= len(tokens) or tokens[: row.fed] != row.tokens[: row.fed]:
+        row.fed = 0
       row.tokens = tokens
-    return np.stack([logits_of[row.number] for row in rows]), usd_R
+      rows.append(row)
+      usd_R.append((len(tokens) - row.fed) * USD_PER_TOKEN)
+    self._feed_all(rows)
+    return np.stack([row.logits_A for row in rows]), usd_R
 
   def forget(self, live: Live) -> None:
     """Free the KV cache's row of an episode that ended or starts again."""
@@ -207,49 +195,45 @@ class Reader:
   def compile(self) -> None:
     """Compile the router for all batch shapes before the first decision."""
     for R, T in itertools.product(ROWS, NEW_TOKENS):
-      self._feed([Pending(self._spare_row, 0, [0] * T)] * R)
+      self._feed([Row(self._spare_row, [0] * T)] * R)
 
-  def _feed_all(self, pending: list[Pending]) -> dict[int, np.ndarray]:
-    """Feed all pending tokens in batches, rows with the fewest tokens first.
-
-    Returns:
-      logits_A at the last token of each row, by the row's index.
-    """
-    logits_of = {}
+  def _feed_all(self, rows: Sequence[Row]) -> None:
+    """Feed the new tokens of rows in batches, rows with the fewest tokens first."""
+    pending = [*rows]
     while pending:
-      pending.sort(key=lambda item: len(item.tokens))
+      pending.sort(key=lambda row: len(row.tokens) - row.fed)
       batch = pending[: ROWS[-1]]
       pending = pending[ROWS[-1] :]
       logits_RxA, T = self._feed(batch)
-      for item, logits_A in zip(batch, logits_RxA):
-        logits_of[item.row] = logits_A
-        if len(item.tokens) > T:
-          pending.append(Pending(item.row, item.start + T, item.tokens[T:]))
-    return logits_of
+      for row, logits_A in zip(batch, logits_RxA):
+        row.logits_A = logits_A
+        row.fed = min(row.fed + T, len(row.tokens))
+        if row.fed < len(row.tokens):
+          pending.append(row)
 
-  def _feed(self, batch: Sequence[Pending]) -> tuple[np.ndarray, int]:
+  def _feed(self, batch: Sequence[Row]) -> tuple[np.ndarray, int]:
     """Feed up to T tokens of each row of a batch in one compiled call.
 
-    T is the smallest of `NEW_TOKENS` that holds the tokens of every row, or else the
-    largest of `NEW_TOKENS`.
+    T is the smallest of `NEW_TOKENS` that holds the new tokens of every row, or else
+    the largest of `NEW_TOKENS`.
 
     Args:
-      batch: pending tokens of at most ROWS[-1] rows, the row with the most tokens last.
+      batch: at most ROWS[-1] rows, the one with the most new tokens last.
 
     Returns:
       logits_RxA at each row's last fed token, and T.
     """
     R = _find_bucket(ROWS, len(batch))
-    T = _find_bucket(NEW_TOKENS, len(batch[-1].tokens))
+    T = _find_bucket(NEW_TOKENS, len(batch[-1].tokens) - batch[-1].fed)
     tokens_RxT = np.zeros((R, T), np.int32)
     row_R = np.full(R, self._spare_row, np.int32)
     start_R = np.zeros(R, np.int32)
     last_R = np.zeros(R, np.int32)
-    for r, item in enumerate(batch):
-      chunk = item.tokens[:T]
+    for r, row in enumerate(batch):
+      chunk = row.tokens[row.fed :][:T]
       tokens_RxT[r, : len(chunk)] = chunk
-      row_R[r] = item.row
-      start_R[r] = item.start
+      row_R[r] = row.number
+      start_R[r] = row.fed
       last_R[r] = len(chunk) - 1
     inputs = Inputs(tokens_RxT, row_R, start_R, last_R)
     logits_RxA, self._cache = _extend(
