@@ -272,7 +272,7 @@ class RouterFiles:
     rows: the most episodes that are live at once.
     pair: the models of the run; only a policy that asks a judge needs them.
     store: the stored episodes; only policies with a `share` need them.
-    kept: the router that was loaded last, by its family and cost weight.
+    kept: what `RouterFamily.open` has loaded last.
   """
 
   directory: Path

@@ -145,6 +145,9 @@ class RouterSpec(PolicySpec):
   share: float | None = None
 
 
+SWITCHES = "switches"  # The key of the thresholds in `RouterFiles.kept`.
+
+
 @dataclasses.dataclass(frozen=True)
 class RouterFamily(Family):
   """A family whose policies decide by a trained router.
@@ -211,50 +214,36 @@ class RouterFamily(Family):
     key = (self.name, spec.lam)
     if key not in files.kept:
       files.kept.clear()  # Free the memory of the router that was loaded last.
-      files.kept[key] = TrainedRouter(self, spec.lam, files)
-    trained = files.kept[key]
+      encoder = open_encoder(files, self.labels)
+      files.kept[key] = encoder, load_router(files, encoder, *key)
+    encoder, model = files.kept[key]
     threshold = spec.threshold
     if spec.share is not None:
-      switch_N = switch_thresholds(trained.stored_p_NxA)
-      threshold = float(np.quantile(switch_N, 1.0 - spec.share))
-    reader = trained.encoder.open_reader(trained.model, files.rows, files.mesh)
+      if SWITCHES not in files.kept:
+        files.kept[SWITCHES] = self.find_switches(files, encoder, model)
+      threshold = float(np.quantile(files.kept[SWITCHES], 1.0 - spec.share))
+    reader = encoder.open_reader(model, files.rows, files.mesh)
     pick = functools.partial(apply_threshold, threshold)
     return self.policy(spec, reader, pick)
 
-
-class TrainedRouter:
-  """Keep a trained router, and its probabilities at stored decisions.
-
-  Attributes:
-    encoder: the router's encoder.
-    model: the router.
-  """
-
-  def __init__(self, family: RouterFamily, lam: float | None, files: RouterFiles):
-    """Load the router of a family.
-
-    Args:
-      family: the family.
-      lam: the cost weight of the training; None if the family has none.
-      files: the routers of a training seed.
-    """
-    self.encoder = open_encoder(files, family.labels)
-    self.model = load_router(files, self.encoder, family.name, lam)
-    self._labels = family.labels
-    self._files = files
-
-  @functools.cached_property
-  def stored_p_NxA(self) -> np.ndarray:
-    """Compute the router's probabilities at stored training decisions.
+  def find_switches(
+    self, files: RouterFiles, encoder: Encoder, model: nnx.Module
+  ) -> np.ndarray:
+    """Find the threshold of each stored training decision; see `switch_thresholds`.
 
     With the threshold that is their quantile, LARGE gets a share of these decisions.
+
+    Args:
+      files: the routers of a training seed.
+      encoder: the encoder of the router.
+      model: the router.
     """
-    files = self._files
     episodes = load_threshold_episodes(files.store, files.config)
-    router = ShardedRouter(self.model, self.encoder, files.mesh)
+    router = ShardedRouter(model, encoder, files.mesh)
     tasks = files.store.tasks("train")
-    batcher = Batcher(files.config, self.encoder, tasks, self._labels)
-    return softmax(batcher.compute(router.logits, episodes), "stored episodes")
+    batcher = Batcher(files.config, encoder, tasks, self.labels)
+    logits_NxA = batcher.compute(router.logits, episodes)
+    return switch_thresholds(softmax(logits_NxA, "stored episodes"))
 
 
 def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:
