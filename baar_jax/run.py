@@ -290,20 +290,16 @@ class RouterFiles:
     """Return the directory of the tokenizer."""
     return self.directory / "tokenizer"
 
-  @property
-  def sft_family(self) -> str:
-    """Return the family of the SFT router that the training starts from."""
-    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
-
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
     Args:
-      family: "value", "sft", "bopo", a rival, an ablation, or the
-        `sft_family` of an ablation.
+      family: "value", "sft", "bopo", a rival or an ablation.
       lam: the cost weight of the training; None if the family has none.
     """
     name = family
+    if family == SFT and self.ablation == UNSTRATIFIED:
+      name = f"{SFT}-{self.ablation}"
     if lam is not None:
       name += f"-lam{lam:g}"
     if self.training_seed:

@@ -207,7 +207,7 @@ class RouterFamily(Family):
   def train(self, run: Run) -> None:
     """Train the router on stored episodes with each training seed."""
     for files in run.all_files():
-      learn_stored(run, files, self.name, self.prepare)
+      learn_stored(run, files, self)
 
   def open(self, spec: RouterSpec, files: RouterFiles) -> RouterPolicy:
     """Load a trained router, or take the one that was loaded last."""
@@ -346,12 +346,7 @@ def divide(
   return Lesson(batches, dev, labels)
 
 
-def learn_stored(
-  run: Run,
-  files: RouterFiles,
-  family: str,
-  prepare: Callable[[Run, RouterFiles], Lesson],
-) -> None:
+def learn_stored(run: Run, files: RouterFiles, family: RouterFamily) -> None:
   """Train a router on stored episodes, from the last checkpoint if there is one.
 
   The last checkpoint has the parameters with the least loss on dev.
@@ -359,20 +354,17 @@ def learn_stored(
   Args:
     run: the run.
     files: the routers of the training seed.
-    family: the family of the router, which names its directory.
-    prepare: makes the lesson; it is called only if the training has not ended.
+    family: makes the lesson, if the training has not ended.
 
   Raises:
     ValueError: a metric is not finite. Then no checkpoint is saved.
   """
-  directory = files.checkpoints(family)
-  stage = SFT if family == files.sft_family else family
-  title = "BoSFT" if family == SFT else family
+  directory = files.checkpoints(family.name)
   with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
     progress = Progress(**checkpoints.progress)
     if progress.finished:
       return
-    lesson = prepare(run, files)
+    lesson = family.prepare(run, files)
     settings = files.config.sft
     encoder = open_encoder(files, lesson.labels)
     tasks = run.store.tasks("train") + run.store.tasks("dev")
@@ -390,10 +382,10 @@ def learn_stored(
       trainer.load(state)
     updates = itertools.islice(enumerate(lesson.batches, 1), done, settings.updates)
     dev_batches = batcher.micro_batches(lesson.dev)
-    with run.progress(title, settings.updates, done, "update") as bar:
+    with run.progress(family.label, settings.updates, done, "update") as bar:
       for metrics in sft(trainer, batcher, updates, dev_batches, settings, progress):
         number = progress.updates
-        run.log(files, stage, number, metrics, checkpoints.newest)
+        run.log(files, family.name, number, metrics, checkpoints.newest)
         bar.update()
         params = trainer.state["params"]
         if progress.best_update == number:
@@ -407,7 +399,7 @@ def learn_stored(
     checkpoints.save(number, {"params": best.read(params)}, **vars(progress))
   if lesson.dev:
     run.print(
-      f"{title}, training seed {files.training_seed}: least dev loss "
+      f"{family.label}, training seed {files.training_seed}: least dev loss "
       f"{progress.dev_loss:g} at update {progress.best_update} of {progress.updates}"
     )
 
@@ -547,7 +539,7 @@ def open_learner(
   config = files.config
   encoder = open_encoder(files)
   if family.anchored:
-    start = load_router(files, encoder, files.sft_family)
+    start = load_router(files, encoder, SFT)
   else:
     start = load_initial(files, encoder)
   loss = functools.partial(family.loss, config.bopo)

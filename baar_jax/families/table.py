@@ -37,33 +37,37 @@ from baar_jax.rollout import jobs
 from baar_jax.rollout.jobs import BOPO, SFT
 from baar_jax.rollout.policy import Build
 from baar_jax.rollout.specs import PolicySpec
-from baar_jax.run import RouterFiles, Run, load_profiles, load_references
-
-
-def draw_references(run: Run, files: RouterFiles) -> Lesson:
-  """Draw batches of references for the SFT router of a training seed.
-
-  The loss on dev is measured on one batch of references of dev tasks, with the same
-  share of hard tasks as in training.
-
-  Raises:
-    ValueError: references are missing.
-  """
-  size = files.config.sft.batch_episodes
-  seed = files.config.seed
-  train = load_pools(run, files.config, "train")
-  dev = load_pools(run, files.config, "dev")
-  # The dev batch has at least as many episodes as there are dev tasks.
-  dev_size = max(size, sum(map(len, dev)))
-  dev_batch = next(mix_batches(*dev, dev_size, seed=seed))
-  return Lesson(mix_batches(*train, size, seed=seed), dev_batch)
+from baar_jax.run import (
+  UNSTRATIFIED,
+  RouterFiles,
+  Run,
+  load_profiles,
+  load_references,
+)
 
 
 class BoSFT(RouterFamily):
   """The router that imitates the reference trajectories (paper: BoSFT)."""
 
-  stage = SFT
-  prepare = staticmethod(draw_references)
+  stage: ClassVar[str] = SFT
+
+  def prepare(self, run: Run, files: RouterFiles) -> Lesson:
+    """Draw batches of references for the SFT router of a training seed.
+
+    The loss on dev is measured on one batch of references of dev tasks, with the same
+    share of hard tasks as in training.
+
+    Raises:
+      ValueError: references are missing.
+    """
+    size = files.config.sft.batch_episodes
+    seed = files.config.seed
+    train = load_pools(run, files.config, "train")
+    dev = load_pools(run, files.config, "dev")
+    # The dev batch has at least as many episodes as there are dev tasks.
+    dev_size = max(size, sum(map(len, dev)))
+    dev_batch = next(mix_batches(*dev, dev_size, seed=seed))
+    return Lesson(mix_batches(*train, size, seed=seed), dev_batch)
 
 
 def load_pools(
@@ -105,8 +109,8 @@ class Ablation(BoPO):
     """Leave out the part; train an SFT router too, if the references change."""
     config = ablate(files.config, self.name)
     files = dataclasses.replace(files, config=config, ablation=self.name)
-    if files.sft_family != SFT:
-      learn_stored(run, files, files.sft_family, draw_references)
+    if self.name == UNSTRATIFIED:
+      learn_stored(run, files, FAMILIES[SFT])
     return files
 
 
