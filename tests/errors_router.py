@@ -26,7 +26,7 @@ def check(tmp: Path, tokens: int = 300, **settings: int) -> None:
 def read_nan(tmp: Path) -> None:
   """Decide by logits of which one is NaN; the router would always pick one model."""
   feed = Mock(**{"read.return_value": (np.array([[0.0, np.nan]]), [1])})
-  RouterPolicy(PolicySpec("router"), feed, None).choose([Mock()])
+  RouterPolicy(PolicySpec("router"), feed).choose([Mock()])
 
 
 CONFIG = (

@@ -161,10 +161,10 @@ def test_a_threshold_weighs_the_ranks_of_three_models():
   # M1 replaces M2 from log(.5 / .3) / .5 on.
   p_A = np.array([0.3, 0.5, 0.2])
   # Of two models, LARGE is picked from the threshold on.
-  assert [apply_threshold(x, np.full(2, 0.5), None) for x in (0.5, 0.51)] == [1, 0]
+  assert [apply_threshold(np.full(2, 0.5), None, x) for x in (0.5, 0.51)] == [1, 0]
   for model, logit in ((2, -1.9), (1, -1.8), (1, 0.0), (1, 1.0), (0, 1.1)):
     threshold = 1 / (1 + math.exp(-logit))
-    assert apply_threshold(threshold, p_A, None) == model
+    assert apply_threshold(p_A, None, threshold) == model
   last = switch_thresholds(p_A[None])[0]
   assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.5, rel=1e-3)
 

@@ -1,16 +1,15 @@
 """Decide by the value heads: one router for all caps (our choice)."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from baar_jax.conditioned.heads import Heads, count_calls_left, estimate_each
 from baar_jax.llms.prices import Billing
-from baar_jax.rollout.policy import Policy
-from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
+from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.inputs import Trackers, describe, read_states
+from baar_jax.router.policy import RouterPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +33,10 @@ class ConditionedSpec(PolicySpec):
     return super().parameters | ({"blind": 1} if is_blind else {})
 
 
-class ConditionedPolicy(Policy):
+class ConditionedPolicy(RouterPolicy):
   """Decide by the value heads, given the remaining cap and the cost weight.
 
-  This is the budget-conditioned router. By default the model with the largest Q value
-  acts.
+  This is the budget-conditioned router: the model with the largest Q value acts.
 
   Attributes:
     cost_weight: The cost weight of an episode that names none.
@@ -63,40 +61,24 @@ class ConditionedPolicy(Policy):
       billing: the prices and prompt caches of the models.
       cost_weights: the cost weights that an episode may name.
     """
-    super().__init__(spec)
-    self._trackers = trackers
+    super().__init__(spec, trackers)
     self._heads = heads
     self._billing = billing
     self.cost_weight = spec.cost_weight
     self.cost_weights = cost_weights
 
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Decide for all episodes that wait for a decision.
-
-    The decided model has probability 1. Each decision's latency is the time of the
-    whole batch.
-    """
-    start_s = time.monotonic()
-    states = read_states(map(self._trackers.follow, ready))
+  def weigh(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
+    """Give the model with the largest Q value probability 1, at no dollars."""
+    states = read_states(map(self.reader.follow, ready))
     terms_RxT = np.stack([*map(self._describe, ready, states.progress_NxP)])
     _, advantage_ExRxA = estimate_each(self._heads, states.features_NxD, terms_RxT)
     advantage_RxA = advantage_ExRxA.mean(axis=0)
-    latency_s = time.monotonic() - start_s
-    decisions = []
-    for advantage_A in advantage_RxA:
-      model = int(np.argmax(advantage_A))
-      p_A = [0.0] * len(advantage_A)
-      p_A[model] = 1.0
-      decisions.append(Decision(model, logp=0.0, latency_s=latency_s, p_A=p_A))
-    return decisions
-
-  def finish(self, live: Live) -> None:
-    """Free what is kept of an episode that ended or starts again."""
-    self._trackers.forget(live)
+    p_RxA = np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
+    return p_RxA, [0.0] * len(ready)
 
   def _describe(self, live: Live, progress_P: np.ndarray) -> np.ndarray:
     """Compute the heads' terms of an episode's next decision; see `describe`."""
-    vocabulary = self._trackers.vocabulary
+    vocabulary = self.reader.vocabulary
     outlooks = self._billing.forecast_calls(
       live.history, vocabulary.opening_tokens, vocabulary.reply_tokens
     )

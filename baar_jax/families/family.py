@@ -223,7 +223,7 @@ class RouterFamily(Family):
         files.kept[SWITCHES] = self.find_switches(files, encoder, model)
       threshold = float(np.quantile(files.kept[SWITCHES], 1.0 - spec.share))
     reader = encoder.open_reader(model, files.rows, files.mesh)
-    pick = functools.partial(apply_threshold, threshold)
+    pick = functools.partial(apply_threshold, threshold=threshold)
     return self.policy(spec, reader, pick)
 
   def find_switches(

@@ -482,6 +482,9 @@ class Trackers:
     """Free what is kept of an episode that ended or starts again."""
     self._trackers.pop(live.key, None)
 
+  def compile(self) -> None:
+    """Do nothing, because NumPy compiles nothing."""
+
   def follow(self, live: Live) -> Tracker:
     """Return the tracker of an episode, after its newest observation."""
     tracker = self._trackers.get(live.key)

@@ -23,10 +23,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.mesh import local_copy
 from baar_jax.rollout.specs import Live
 from baar_jax.router.inputs import (
+  NO_STEP,
   Tracker,
   Trackers,
   Vocabulary,
@@ -114,8 +115,8 @@ class InputsEncoder:
 
   def build(self, seed: int) -> PolicyNetwork:
     """Build a network with random weights."""
-    step = Step("", SMALL, "")  # Any step tells the number of inputs.
-    x_SxI = self._read_steps(Task("", "train", "", 1), [step])
+    # Any step tells the number of inputs.
+    x_SxI = self._read_steps(Task("", "train", "", 1), [NO_STEP])
     return PolicyNetwork(x_SxI.shape[1], self.answers, seed)
 
   def encode(self, task: Task, episode: Episode) -> list[np.ndarray]:
@@ -194,6 +195,3 @@ class InputsReader(Trackers):
     x_RxI = self._encoder.read((self.follow(live), live.history[-1]) for live in ready)
     logits_RxA = apply_layers(self._layers, x_RxI, np)
     return logits_RxA.astype(np.float64), [0.0] * len(ready)
-
-  def compile(self) -> None:
-    """Do nothing, because NumPy compiles nothing."""

@@ -50,7 +50,7 @@ def sample(key: str, p_A: np.ndarray, live: Live) -> int:
   return min(model, len(p_A) - 1)
 
 
-def apply_threshold(threshold: float, p_A: np.ndarray, live: Live) -> int:
+def apply_threshold(p_A: np.ndarray, live: Live, threshold: float = ARGMAX) -> int:
   """Pick LARGE if its probability reaches a threshold, else SMALL.
 
   With more than two models, the model with the largest
@@ -59,9 +59,9 @@ def apply_threshold(threshold: float, p_A: np.ndarray, live: Live) -> int:
   model to 1 for the costliest. With two models both rules agree.
 
   Args:
-    threshold: 0.5 picks the most probable model.
     p_A: the router's probability of each model.
     live: not used.
+    threshold: 0.5 picks the most probable model.
   """
   if len(p_A) == 2:
     return int(p_A[1] >= threshold)
@@ -102,14 +102,15 @@ class RouterPolicy(Policy):
     self,
     spec: PolicySpec,
     reader: Reader,
-    pick: Callable[[np.ndarray, Live], int],
+    pick: Callable[[np.ndarray, Live], int] = apply_threshold,
   ):
     """Make a policy that decides by what a reader computes.
 
     Args:
       spec: the policy's parameters.
       reader: computes the logits of the router's decision tokens.
-      pick: picks an episode's next model, given the models' probabilities.
+      pick: picks an episode's next model, given the models' probabilities;
+        by default the most probable one.
     """
     super().__init__(spec)
     self._pick = pick
@@ -122,8 +123,7 @@ class RouterPolicy(Policy):
     for the batch.
     """
     start_s = time.monotonic()
-    logits_RxA, usd_R = self.reader.read(ready)
-    p_RxA = softmax(logits_RxA, self.spec.key)
+    p_RxA, usd_R = self.weigh(ready)
     latency_s = time.monotonic() - start_s
     decisions = []
     for live, p_A, usd in zip(ready, p_RxA, usd_R):
@@ -138,6 +138,11 @@ class RouterPolicy(Policy):
       )
       decisions.append(decision)
     return decisions
+
+  def weigh(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[float]]:
+    """Compute p_RxA of R waiting episodes, and the dollars of each decision."""
+    logits_RxA, usd_R = self.reader.read(ready)
+    return softmax(logits_RxA, self.spec.key), usd_R
 
   def finish(self, live: Live) -> None:
     """Free what the reader keeps of an episode that ended or starts again."""
