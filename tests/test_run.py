@@ -62,7 +62,7 @@ def test_an_episode_that_failed_is_played_again_alone(config, capsys):
       return super().reset(task_id)
 
   def collect(env):
-    run.source._envs = [env(**tiny.SIZES)]
+    run.source.opened = [env(**tiny.SIZES)]
     policy = RulePolicy(PolicySpec("counted"), decide)
     episodes = run.play("some", {policy.spec: trials}, lambda _: policy)
     return [e.key for e in episodes]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError, with_config
 from tqdm import tqdm
@@ -27,55 +27,47 @@ from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import Store
 
 
+@dataclasses.dataclass
 class SelfPlay:
   """Play the episodes of a run that are not stored yet.
 
   Attributes:
+    config: the run's configuration.
     pair: the models to route between.
-    live_episodes: the number of episodes that this process plays at the same time.
+    store: the run's store.
+    budget: the budget of the run; None is no cap.
+    open_bar: opens a progress bar, see `Run.progress`.
+    opened: the environments, which are opened when they are first needed.
   """
 
-  def __init__(
-    self,
-    config: Config,
-    pair: Pair,
-    store: Store,
-    budget: DollarBudget | None,
-    open_bar: Callable[[str, int, int, str], tqdm],
-  ):
-    """Open nothing yet: the environments are opened when they are first needed.
+  config: Config
+  pair: Pair
+  store: Store
+  budget: DollarBudget | None
+  open_bar: Callable[[str, int, int, str], tqdm]
+  opened: list[Env] = dataclasses.field(default_factory=list)
 
-    Args:
-      config: the run's configuration.
-      pair: the models to route between.
-      store: the run's store.
-      budget: the budget of the run; None is no cap.
-      open_bar: opens a progress bar, see `Run.progress`.
-    """
-    self.pair = pair
-    self.live_episodes = config.env.live_episodes
-    self._config = config
-    self._store = store
-    self._budget = budget
-    self._open_bar = open_bar
-    self._envs: list[Env] = []
+  @property
+  def live_episodes(self) -> int:
+    """Return the number of episodes that this process plays at the same time."""
+    return self.config.env.live_episodes
 
   def envs(self) -> list[Env]:
     """Return one environment per live episode. The first call opens them."""
-    if not self._envs:
-      env = self._config.env
-      args = env_arguments(self._config)
+    if not self.opened:
+      env = self.config.env
+      args = env_arguments(self.config)
       engine = base.load(env.kind).engine
-      is_trusted = env.options.get("trusted") or self._config.models.kind == "scripted"
+      is_trusted = env.options.get("trusted") or self.config.models.kind == "scripted"
       if engine and engine.code_reads and not is_trusted:
         engines.check_walls(engine)
       if base.load(env.kind).needs_process:
         live = env.live_per_process
         count = self.live_episodes // live
-        self._envs += open_envs(env.kind, args, count, live, env.timeout_s)
+        self.opened += open_envs(env.kind, args, count, live, env.timeout_s)
       else:
-        self._envs += [base.make(env.kind, **args) for _ in range(self.live_episodes)]
-    return self._envs
+        self.opened += [base.make(env.kind, **args) for _ in range(self.live_episodes)]
+    return self.opened
 
   def list_tasks(self, split: str) -> None:
     """List the environment's tasks of all splits, and store them.
@@ -95,11 +87,11 @@ class SelfPlay:
     task_id, count = Counter(task.id for task in tasks).most_common(1)[0]
     if count > 1:
       raise ValueError(
-        f"--config.env.kind={self._config.env.kind} lists the task {task_id!r} twice: "
+        f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice: "
         "list each task once, in one split"
       )
     for name, tasks in zip(SPLITS, listings):
-      self._store.put_tasks(name, tasks)
+      self.store.put_tasks(name, tasks)
 
   def play(self, title: str, plan: Plan, build: Build) -> list[Episode]:
     """Play the missing episodes of policies at once, and return those of all jobs.
@@ -119,12 +111,12 @@ class SelfPlay:
       CapReached: the next call could exceed --config.max_usd.
       ValueError: too many episodes in a row have failed.
     """
-    distributed = self._config.distributed
+    distributed = self.config.distributed
     count = 0
     trials = []
     for spec, jobs in plan.items():
-      self._store.sync(spec.key)
-      stored = self._store.keys(spec.key)
+      self.store.sync(spec.key)
+      stored = self.store.keys(spec.key)
       task_ids = list(dict.fromkeys(job.task.id for job in jobs))
       assigned_ids = set(task_ids[distributed.process :: distributed.processes])
       assigned = [job for job in jobs if job.task.id in assigned_ids]
@@ -134,24 +126,24 @@ class SelfPlay:
         policy = build(spec)
         trials += [Trial(policy, job) for job in missing]
     if trials:
-      with self._open_bar(title, count, count - len(trials), "ep") as bar:
+      with self.open_bar(title, count, count - len(trials), "ep") as bar:
         self._play(trials, bar)
     episodes = []
     for spec, jobs in plan.items():
-      self._store.sync(spec.key)
-      episodes += self._store.episodes(spec.key, {job.key for job in jobs})
+      self.store.sync(spec.key)
+      episodes += self.store.episodes(spec.key, {job.key for job in jobs})
     return episodes
 
   def _play(self, trials: Sequence[Trial], bar: tqdm) -> None:
     """Play episodes, and store each finished one."""
-    episodes = run_episodes(trials, self.pair, self.envs(), self._budget)
+    episodes = run_episodes(trials, self.pair, self.envs(), self.budget)
     cost_usd = 0.0
     # If this block ends early, closing `episodes` ends the model calls in flight. This
     # must happen before the store is closed.
     with contextlib.closing(episodes):
       for ended in episodes:
         if ended.episode:
-          self._store.add(ended.episode)
+          self.store.add(ended.episode)
         else:
           policy, job = ended.trial
           name = f"{job.task.id}, {job.purpose} {job.trial}, {policy.spec.key}"
@@ -166,26 +158,26 @@ class SelfPlay:
 
   def close(self) -> None:
     """Close the environments and the models."""
-    while self._envs:
-      self._envs.pop().close()
+    while self.opened:
+      self.opened.pop().close()
     self.pair.close()
 
 
+@dataclasses.dataclass
 class Stored:
   """Read the episodes of a run that another program has stored.
 
   Attributes:
+    config: the run's configuration.
+    store: the run's store.
     pair: None, because no model is called.
     live_episodes: 1, because no episode is played.
   """
 
-  pair = None
-  live_episodes = 1
-
-  def __init__(self, config: Config, store: Store):
-    """Read from the store of a run."""
-    self._config = config
-    self._store = store
+  config: Config
+  store: Store
+  pair: ClassVar[None] = None
+  live_episodes: ClassVar[int] = 1
 
   def list_tasks(self, split: str) -> None:
     """Raise an error, because only the recording program knows the tasks.
@@ -210,7 +202,7 @@ class Stored:
     found = []
     for spec, jobs in plan.items():
       keys = {job.key for job in jobs}
-      absent = keys - self._store.keys(spec.key)
+      absent = keys - self.store.keys(spec.key)
       if absent:
         counts = Counter(task_id for task_id, *_ in sorted(absent))
         examples = [f"{n} of {id_!r:.80}" for id_, n in counts.most_common(3)]
@@ -218,7 +210,7 @@ class Stored:
           f"{len(absent)} of {len(keys)} episodes of {spec.key} are missing, such as "
           f"{', '.join(examples)}: record them first"
         )
-      episodes = self._store.episodes(spec.key, keys)
+      episodes = self.store.episodes(spec.key, keys)
       is_learnt = any(job.purpose not in SPLITS for job in jobs)
       for episode in episodes if is_learnt else ():
         if not any(step.observation or step.action for step in episode.steps):
@@ -237,11 +229,11 @@ class Stored:
     """
     keys = set()
     for split in ("dev", "test"):
-      jobs = list_evaluation(self._config, self._store.tasks(split), split)
+      jobs = list_evaluation(self.config, self.store.tasks(split), split)
       keys.update(job.key for job in jobs)
     recorded = []
     for spec in specs:
-      if spec in BOUNDARIES or self._store.keys(spec.key) >= keys:
+      if spec in BOUNDARIES or self.store.keys(spec.key) >= keys:
         recorded.append(spec)
     if len(recorded) <= len(BOUNDARIES):
       raise ValueError(
