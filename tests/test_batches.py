@@ -7,13 +7,12 @@ from tiny import episode
 from tiny_router import EPISODES, make_batcher, make_view
 
 from baar_jax.learn.batches import ACTED, SAMPLED, draw_batches, make_batch
-from baar_jax.router.reader import TextEncoder
 from baar_jax.router.view import Window
 
 
 def test_a_batch_of_windows_by_hand():
   windows = [Window([11, 12, 13], [0, 2]), Window([31], [0])]
-  text = TextEncoder(make_view(max_tokens=500)).pad(windows, 3, 2)
+  text = make_view(max_tokens=500).pad(windows, 3, 2)
   # Rows of 250 or 500 tokens are compiled.
   rows = [[11, 12, 13], [31, 0, 0], [0, 0, 0]]
   np.testing.assert_array_equal(text.tokens_BxT[:, :3], rows)

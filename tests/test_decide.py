@@ -65,7 +65,7 @@ def test_router_reads_the_same_tokens_as_training():
   for n, (usd, calls) in enumerate([(15.0, 3), (14.0, 3), (9.0, 2), (4.0, 1)], 1):
     router.decide(messages, left_usd=usd, left_large_calls=calls)
     so_far = dataclasses.replace(episode, steps=episode.steps[:n])
-    assert spy.tokens == VIEW.episode_windows(task, so_far)[-1].tokens
+    assert spy.tokens == VIEW.encode(task, so_far)[-1].tokens
     reply = write_reply("So.", so_far.steps[-1].action, False)
     extend(messages, reply, f"see lamp {n}")
   choice = router.decide(messages, left_large_calls=0)

@@ -17,7 +17,6 @@ from baar_jax.learn.batches import SAMPLED, Batch
 from baar_jax.learn.trainer import ShardedRouter, Trainer, sft_optimizer
 from baar_jax.paper.bopo import Learner, RatedEpisode
 from baar_jax.paper.losses import bopo_loss
-from baar_jax.router.reader import TextEncoder
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # a batch with this many rows has all episodes
@@ -32,7 +31,7 @@ def copy_of(state):
 
 
 def test_micro_batches_take_the_same_step_as_one_batch():
-  encoder = TextEncoder(VIEW)
+  encoder = VIEW
   model = draw_model()
   anchor = ShardedRouter(draw_model(seed=3), encoder)
   trainer = Trainer(model, encoder, partial(bopo_loss, BOPO), OPTIMIZER)

@@ -67,7 +67,7 @@ def episodes(draw):
 def test_training_and_live_decisions_read_the_same_text(kind, max_tokens, episode):
   """Each decision is in one window, after exactly the text that was visible live."""
   view = make_view(view=kind, max_tokens=max_tokens)
-  windows = view.episode_windows(TASK, episode)
+  windows = view.encode(TASK, episode)
   places = [(window, position) for window in windows for position in window.positions]
   assert len(places) == len(episode.steps)
   assert all(len(w.tokens) <= max_tokens for w in windows)
@@ -78,7 +78,7 @@ def test_training_and_live_decisions_read_the_same_text(kind, max_tokens, episod
 
 
 def test_a_cut_keeps_whole_steps_in_three_quarters_of_the_limit():
-  windows = make_view(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
+  windows = make_view(max_tokens=220).encode(TASK, episode_of([0, 1] * 15))
   assert len(windows) > 2
   first = 0  # the number of steps before the window
   for before, window in itertools.pairwise(windows):
@@ -100,7 +100,7 @@ def test_previews_are_cut_and_marked():
   steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]
   episode = Episode("t", "p", "profile", 0, steps, 1.0, "done")
   task = Task("t", "train", "XYZXYZXYZ", 9)
-  text = decode(view.episode_windows(task, episode)[-1].tokens)
+  text = decode(view.encode(task, episode)[-1].tokens)
   assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
   # "VWXY" has exactly the limit of 4 tokens, so it is not cut.
   assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text
@@ -130,7 +130,7 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
 )
 def test_the_transcript_states_the_remaining_caps_at_each_step(budgets, left):
   episode = episode_of([0, 1, 0], CALLS, **budgets)
-  (window,) = make_view(max_tokens=640).episode_windows(TASK, episode)
+  (window,) = make_view(max_tokens=640).encode(TASK, episode)
   first, second, third = [f"/40, {each} left," for each in left] or [""] * 3
   text = "task: find the plant\nstart: see 1\n"
   text += f"step 1{first} model:{SMALL} action: go 1\n"
@@ -143,9 +143,7 @@ def test_the_paper_prompt_has_ten_steps_or_the_dollars_left():
   view = make_view(view="paper", max_tokens=2000)
 
   def write(models, calls=(), **budgets):
-    return decode(
-      view.episode_windows(TASK, episode_of(models, calls, **budgets))[-1].tokens
-    )
+    return decode(view.encode(TASK, episode_of(models, calls, **budgets))[-1].tokens)
 
   text = write([1, 0, 1, 1] + [0] * 10, call_budget=5)
   assert "Budget: at most 5 BIG calls, 3 used, 2 left. Step 14 of 40." in text
@@ -160,6 +158,6 @@ def test_the_paper_prompt_has_ten_steps_or_the_dollars_left():
 
 def test_any_text_is_kept_and_none_is_read_as_a_decision():
   for text in ("naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"):
-    tokens = VIEW.encode(text)
+    tokens = VIEW.tokenize(text)
     assert not set(tokens) & set(VIEW.decision_ids)
     assert TOKENIZER.decode(tokens) == text.replace("<|", "< |")

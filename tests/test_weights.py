@@ -230,7 +230,7 @@ def test_decision_tokens_start_with_the_answers_of_the_words():
   prompts = make_rows.write_prompts(view)
   texts = tokenizer.decode_batch(prompts, skip_special_tokens=False)
   assert texts == golden["prompts"].tolist()
-  view.encode = make_rows.SPLITS.get
+  view.tokenize = make_rows.SPLITS.get
   small, big = map(list, weights.start_tokens(view))
   for size in range(2):
     # A row that is a mean of tokens' rows has the mean of their logits.

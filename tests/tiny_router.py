@@ -15,7 +15,7 @@ from baar_jax.config import Config, EnvConfig, RouterConfig, SFTConfig
 from baar_jax.learn.batches import ACTED, Batcher, Labels
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 from baar_jax.router.reader import TextEncoder
-from baar_jax.router.view import View, decision_tokens
+from baar_jax.router.view import decision_tokens
 
 TEXTS = [
   "task: find the plant",
@@ -44,9 +44,9 @@ TOKENIZER.train_from_iterator(
 
 
 @functools.cache
-def make_view(**changes) -> View:
+def make_view(**changes) -> TextEncoder:
   """Make a view with some settings of ROUTER changed."""
-  return View(dataclasses.replace(ROUTER, **changes), TOKENIZER)
+  return TextEncoder(dataclasses.replace(ROUTER, **changes), TOKENIZER)
 
 
 VIEW = make_view()
@@ -61,7 +61,7 @@ EPISODES[2].steps[3].logp = None
 def make_batcher(rows: int, labels: Labels = ACTED) -> Batcher:
   """Make a batcher whose micro-batches have `rows` rows."""
   config = Config(env=EnvConfig(max_steps=6), sft=SFTConfig(micro_episodes=rows))
-  return Batcher(config, TextEncoder(make_view(max_tokens=208)), [tiny.TASK], labels)
+  return Batcher(config, make_view(max_tokens=208), [tiny.TASK], labels)
 
 
 def fill(build: Callable, seed: int = 0):

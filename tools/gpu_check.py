@@ -29,7 +29,7 @@ from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.rollout.specs import Job, Live
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 from baar_jax.router.reader import Reader, TextEncoder
-from baar_jax.router.view import View, make_byte_tokenizer
+from baar_jax.router.view import make_byte_tokenizer
 from configs import sciworld
 
 # On a GPU, the tests compare float32 without the GPU's usual rounding.
@@ -107,7 +107,7 @@ def make_batcher(view: str) -> Batcher:
   """Make a batcher of the paper's setting, for a view whose tokens are bytes."""
   config = sciworld.get_config("paper")
   router = dataclasses.replace(config.router, view=view)
-  return Batcher(config, TextEncoder(View(router, make_byte_tokenizer())), [TASK])
+  return Batcher(config, TextEncoder(router, make_byte_tokenizer()), [TASK])
 
 
 def make_episodes(count: int, steps: int) -> list[Episode]:
@@ -126,7 +126,7 @@ def decide(model: Qwen2, batcher: Batcher, rows: int) -> Iterator[tuple[str, flo
   training pass: the logarithm of a ratio that should be 1.
   """
   episodes = make_episodes(rows, STEPS)
-  reader = Reader(model, batcher.encoder.view, rows)
+  reader = Reader(model, batcher.encoder, rows)
   # JAX compiles during the first pass. Only the second one is measured.
   for _ in range(2):
     seconds = 0.0

@@ -46,7 +46,7 @@ from baar_jax.router.policy import (
 )
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.reader import TextEncoder
-from baar_jax.router.view import View, read_tokenizer
+from baar_jax.router.view import read_tokenizer
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import (
   RouterFiles,
@@ -260,7 +260,7 @@ def open_encoder(files: RouterFiles, labels: Labels = ACTED) -> Encoder:
   models = len(files.config.models.names)
   if config.weights:
     tokenizer = read_tokenizer(files.tokenizer)
-    return TextEncoder(View(config, tokenizer, models, labels.answers))
+    return TextEncoder(config, tokenizer, models, labels.answers)
   answers = labels.answers or models
   return InputsEncoder(load_vocabulary(files), answers, labels.describe_draft)
 
@@ -273,7 +273,7 @@ def load_initial(files: RouterFiles, encoder: Encoder) -> nnx.Module:
     encoder: the result of `open_encoder`.
   """
   if files.config.router.weights:
-    return load_pretrained(encoder.view, files.mesh)
+    return load_pretrained(encoder, files.mesh)
   return encoder.build(files.config.seed)
 
 

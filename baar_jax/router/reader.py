@@ -16,7 +16,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from baar_jax.episode import Episode, Task
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.specs import Live
 from baar_jax.router.qwen2 import Qwen2
@@ -46,29 +45,21 @@ class Text(NamedTuple):
   position_BxS: np.ndarray
 
 
-class TextEncoder:
+class TextEncoder(View):
   """Turn episodes into the tokens that Qwen2 reads.
 
   It is an `Encoder`, see learn/batches.py.
-
-  Attributes:
-    view: writes the texts.
-    dtype: the dtype of the computation.
   """
 
-  def __init__(self, view: View) -> None:
-    """Encode by a view."""
-    self.view = view
-    self.dtype = view.config.dtype
+  @property
+  def dtype(self) -> str:
+    """Return the dtype of the computation."""
+    return self.config.dtype
 
   def build(self, seed: int) -> Qwen2:
     """Build a router of the shape of the configured weights, with random weights."""
-    shape = find_shape(self.view.config, self.view.decision_ids)
+    shape = find_shape(self.config, self.decision_ids)
     return Qwen2(shape, nnx.Rngs(seed))
-
-  def encode(self, task: Task, episode: Episode) -> list[Window]:
-    """Write the windows of an episode's text; each decision is in exactly one."""
-    return self.view.episode_windows(task, episode)
 
   def measure(self, window: Window) -> tuple[int, int]:
     """Return the numbers of a window's tokens and decisions."""
@@ -82,7 +73,7 @@ class TextEncoder:
       count: B.
       decisions: S.
     """
-    most = self.view.config.max_tokens
+    most = self.config.max_tokens
     bucket = -(-most // (4 if most > LONG else 2))
     longest = max(len(window.tokens) for window in windows)
     T = -(-longest // bucket) * bucket
@@ -98,11 +89,11 @@ class TextEncoder:
     hidden_BxTxD = model(text.tokens_BxT, jnp.dtype(self.dtype))
     position_BxSx1 = text.position_BxS[:, :, None]
     hidden_BxSxD = jnp.take_along_axis(hidden_BxTxD, position_BxSx1, axis=1)
-    return model.logits(hidden_BxSxD, np.array(self.view.logit_ids))
+    return model.logits(hidden_BxSxD, np.array(self.logit_ids))
 
   def open_reader(self, model: Qwen2, rows: int, mesh: Mesh) -> "Reader":
     """Open a reader with a KV cache for at most `rows` live episodes."""
-    return Reader(model, self.view, rows, mesh)
+    return Reader(model, self, rows, mesh)
 
 
 @dataclasses.dataclass

@@ -111,7 +111,7 @@ class View:
     logit_ids: The decision tokens whose logits decide.
     turns: The tokens of `CHAT_TURNS`; without roles if the tokenizer lacks the special
       tokens of the chat template.
-    encode: Encodes a text separately from other texts, and caches the result.
+    tokenize: Encodes a text separately from other texts, and caches the result.
     cut_mark: The tokens that follow a text that was cut.
   """
 
@@ -142,10 +142,10 @@ class View:
     self.turns = [
       tokenizer.encode(turn, add_special_tokens=False).ids for turn in turns
     ]
-    self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
-    self.cut_mark = self.encode(CUT_MARK)
+    self.tokenize = functools.lru_cache(maxsize=1 << 16)(self._tokenize)
+    self.cut_mark = self.tokenize(CUT_MARK)
 
-  def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
+  def encode(self, task: Task, episode: Episode) -> list[Window]:
     """Write an episode as windows, up to its last decision.
 
     Returns:
@@ -180,7 +180,7 @@ class View:
 
   def encode_rule(self, text: str) -> tuple[int, ...]:
     """Encode one of these texts, after `name_models` has put in the words."""
-    return self.encode(name_models(text, self.words))
+    return self.tokenize(name_models(text, self.words))
 
   def preview(self, title: str, text: str, limit: int) -> tuple[int, ...]:
     """Encode a title and a text, and cut the text to a limit of tokens.
@@ -190,7 +190,7 @@ class View:
       text: the text.
       limit: largest number of tokens of the text; `cut_mark` is added if it is cut.
     """
-    return self.encode(title) + self.encode(text, limit)
+    return self.tokenize(title) + self.tokenize(text, limit)
 
   def encode_proposal(self, step: Step) -> tuple[int, ...]:
     """Encode the action that a model proposed in a step; see families/cascade.py.
@@ -211,7 +211,7 @@ class View:
     # intermediate model that acted at once because no costlier model was affordable.
     return self.preview(title, step.action or step.proposal, self.config.action_tokens)
 
-  def _encode(self, text: str, limit: int | None = None) -> tuple[int, ...]:
+  def _tokenize(self, text: str, limit: int | None = None) -> tuple[int, ...]:
     """Encode a text separately from other texts, and cut it to a limit of tokens.
 
     Args:
@@ -266,12 +266,12 @@ def write_transcript(
       window.tokens.extend(answer + question)
     else:
       room = config.max_tokens - len(head) - len(question)
-      limit = room - len(view.encode(f"\nsteps 1-{s} omitted"))
+      limit = room - len(view.tokenize(f"\nsteps 1-{s} omitted"))
       fitting = _find_first_block(blocks, [limit] * s, oldest=1)
       short = _find_first_block(blocks, [room - config.max_tokens // 4] * s, oldest=1)
       # One step more than those that leave the text too short, if it fits.
       first = max(fitting, short - 1)
-      omitted = view.encode(f"\nsteps 1-{first} omitted")
+      omitted = view.tokenize(f"\nsteps 1-{first} omitted")
       tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
       window = Window(tokens, [])
       windows.append(window)
@@ -294,8 +294,8 @@ def _write_question(
   line = STEP.format(number=s + 1, budget=_write_budget(task, remaining_cap))
   proposal = view.encode_proposal(step)
   if proposal:
-    return view.encode(line) + proposal + view.encode(MODEL)
-  return view.encode(line + MODEL)
+    return view.tokenize(line) + proposal + view.tokenize(MODEL)
+  return view.tokenize(line + MODEL)
 
 
 def _write_budget(task: Task, remaining_cap: Cap) -> str:
@@ -329,11 +329,11 @@ def write_prompts(
   blocks = []
   omitted = [()]
   for number, (step, after) in enumerate(pairwise(steps), 1):
-    title = view.encode(f"\nStep {number} [Model: {view.words[step.model]}]")
+    title = view.tokenize(f"\nStep {number} [Model: {view.words[step.model]}]")
     action = view.preview(ACTION, step.action, config.action_tokens)
     result = view.preview(RESULT, after.observation, config.result_tokens)
     blocks.append(title + action + result)
-    omitted.append(view.encode(f"\n(steps 1-{number} omitted)"))
+    omitted.append(view.tokenize(f"\n(steps 1-{number} omitted)"))
   windows = []
   for s in range(len(steps)):
     head, tail = _write_prompt(view, task, steps, remaining_caps, s)
@@ -390,7 +390,7 @@ def _write_prompt(
   head = description + budget_lines
   for rule in rules:
     head += view.encode_rule(rule)
-  head += view.encode("\nPrevious steps:" if s else "\nPrevious steps: none")
+  head += view.tokenize("\nPrevious steps:" if s else "\nPrevious steps: none")
   system, user, answer = view.turns
   tail = (*view.encode_proposal(steps[s]), *user, *view.encode_rule(ask), *answer)
   return (*system, *head), tail

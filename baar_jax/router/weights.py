@@ -100,7 +100,7 @@ def start_tokens(view: View) -> list[tuple[int, ...]]:
   two words begin with the same token, they are all tokens of each word.
   """
   space = "" if view.config.view == "paper" else " "
-  spelled = [view.encode(f"{space}{word}") for word in view.words]
+  spelled = [view.tokenize(f"{space}{word}") for word in view.words]
   first = [tokens[:1] for tokens in spelled]
   return first if len({*first}) == len(first) else spelled
 

@@ -50,7 +50,7 @@ def write_prompts(view: View) -> list[list[int]]:
       steps = [Step("You see a door.", model, "look around") for model in models]
       episode = Episode("t", "test", "profile", 0, steps, 1.0, "done", calls)
       with mock.patch.object(view_file, "ASK", orders[(t + h) % 2]):
-        windows = view.episode_windows(Task("t", "test", name, 30), episode)
+        windows = view.encode(Task("t", "test", name, 30), episode)
       prompts.append(windows[-1].tokens)
   return prompts
 
@@ -65,7 +65,7 @@ def main(directories: list[str]) -> None:
     tokenizer = read_tokenizer(Path(directory))
     tokenizer.add_special_tokens(decision_tokens(2))
     view = make_view(tokenizer)
-    kept = [view.encode(token)[0] for token in TOKENS]
+    kept = [view.tokenize(token)[0] for token in TOKENS]
     small, big = map(view.encode, view.words)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompts = write_prompts(view)
