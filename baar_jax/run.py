@@ -150,10 +150,9 @@ class Run:
     Args:
       number: the number of the training seed, from 0.
     """
-    config = dataclasses.replace(self.config, seed=self.config.seed + number)
     return RouterFiles(
       self.dir,
-      config,
+      self.config,
       self.mesh,
       number,
       rows=self.source.live_episodes,
@@ -265,7 +264,7 @@ class RouterFiles:
 
   Attributes:
     directory: the directory of the run.
-    config: the configuration of this training seed, and of the ablation.
+    config: the configuration of the run, and of the ablation.
     mesh: the devices that routers are loaded onto.
     training_seed: the number of the training seed, from 0.
     ablation: a key of `config.ABLATIONS`; "" is the complete method.
@@ -284,6 +283,11 @@ class RouterFiles:
   pair: Pair | None = None
   store: Store | None = None
   kept: dict = dataclasses.field(default_factory=dict, compare=False)
+
+  @property
+  def seed(self) -> int:
+    """Return the seed of this training's random numbers."""
+    return self.config.seed + self.training_seed
 
   @property
   def tokenizer(self) -> Path:

@@ -94,7 +94,7 @@ class Conditioned(Family):
       states = read_states(trackers)
       data = make_transitions(states, episodes, unit_usd)
       features = states.features_NxD.shape[1]
-      seed = files.config.seed
+      seed = files.seed
       heads = draw_heads(
         jax.random.key(seed), config.heads, config.widths, models, features
       )

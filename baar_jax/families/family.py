@@ -274,7 +274,7 @@ def load_initial(files: RouterFiles, encoder: Encoder) -> nnx.Module:
   """
   if files.config.router.weights:
     return load_pretrained(encoder, files.mesh)
-  return encoder.build(files.config.seed)
+  return encoder.build(files.seed)
 
 
 def load_router(
@@ -342,7 +342,7 @@ def divide(
   train = [e for e in episodes if e.task_id not in dev_ids]
   dev = [e for e in episodes if e.task_id in dev_ids]
   config = files.config
-  batches = draw_batches(train, config.sft.batch_episodes, f"{config.seed}|{family}")
+  batches = draw_batches(train, config.sft.batch_episodes, f"{files.seed}|{family}")
   return Lesson(batches, dev, labels)
 
 
@@ -461,8 +461,7 @@ class OnPolicyFamily(RouterFamily):
     """Yield the rollouts of each training, at most."""
     for lam in config.bopo.lam:
       for number in range(config.train_seeds):
-        seeded = dataclasses.replace(config, seed=config.seed + number)
-        updates = list_updates(seeded, self.name, lam, train, number)
+        updates = list_updates(config, self.name, lam, train, number)
         for spec, jobs in itertools.islice(updates, self.batches * config.bopo.updates):
           yield {spec: jobs}
 

@@ -61,7 +61,7 @@ class BoSFT(RouterFamily):
       ValueError: references are missing.
     """
     size = files.config.sft.batch_episodes
-    seed = files.config.seed
+    seed = files.seed
     train = load_pools(run, files.config, "train")
     dev = load_pools(run, files.config, "dev")
     # The dev batch has at least as many episodes as there are dev tasks.

@@ -220,14 +220,15 @@ def list_updates(
   An update has one group of trials for each of its tasks (paper: group size 8).
 
   Args:
-    config: the configuration of the training seed, with its own `seed`.
+    config: the configuration of the run.
     family: the family that learns from the rollouts.
     lam: the cost weight of the training.
     tasks: the tasks to learn from.
     training_seed: the number of the training seed, from 0.
   """
   size = config.bopo.group_size
-  batches = draw_task_batches(tasks, config.bopo.tasks_per_update, config.seed)
+  seed = config.seed + training_seed
+  batches = draw_task_batches(tasks, config.bopo.tasks_per_update, seed)
   for update, batch in enumerate(batches, 1):
     spec = RolloutSpec(family, lam, training_seed, update)
     # Each update has its own trial numbers, and so its own seeds.
