@@ -31,8 +31,8 @@ from baar_jax.learn.checkpoint import (
 )
 from baar_jax.learn.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.mesh import split_parameters
-from baar_jax.paper.bopo import Learner
-from baar_jax.paper.losses import sft_batch_loss
+from baar_jax.paper.bopo import Learner, bopo
+from baar_jax.paper.losses import bopo_loss, sft_batch_loss
 from baar_jax.paper.sft import Progress, sft
 from baar_jax.rollout.jobs import BOPO, SFT, Plan, list_updates
 from baar_jax.rollout.policy import Policy
@@ -422,20 +422,23 @@ class RolloutProgress:
   finished: bool = False
 
 
-class OnPolicyFamily(RouterFamily):
-  """A family whose routers learn from their own episodes, one per cost weight.
+class BoPO(RouterFamily):
+  """The router that learns from its own episodes, with references (paper: BoPO).
+
+  There is one router per cost weight. A method that learns from its own episodes in
+  another way is a subclass that replaces some of the attributes.
 
   Attributes:
-    update: the updates of a training, such as `paper.bopo.bopo`.
+    update: the updates of a training.
     loss: the loss of a batch, given the settings of BoPO.
     anchored: whether the training starts from the SFT router, and the loss uses its
       logits. If not, it starts from the router before it.
     batches: the most rollout batches, as a multiple of BoPO's updates.
   """
 
-  stage: ClassVar[str] = "baselines"
-  update: ClassVar[Callable]
-  loss: ClassVar[Callable]
+  stage: ClassVar[str] = BOPO
+  update: ClassVar[Callable] = staticmethod(bopo)
+  loss: ClassVar[Callable] = staticmethod(bopo_loss)
   anchored: ClassVar[bool] = True
   batches: ClassVar[int] = 1
 
@@ -466,9 +469,7 @@ class OnPolicyFamily(RouterFamily):
           yield {spec: jobs}
 
 
-def learn_on_policy(
-  run: Run, files: RouterFiles, family: OnPolicyFamily, lam: float
-) -> None:
+def learn_on_policy(run: Run, files: RouterFiles, family: BoPO, lam: float) -> None:
   """Train a router on its own episodes, from the last checkpoint if there is one.
 
   The training ends when it has taken `bopo.updates` gradient steps, at the latest after
@@ -525,9 +526,7 @@ def learn_on_policy(
         return
 
 
-def open_learner(
-  files: RouterFiles, family: OnPolicyFamily, tasks: Sequence[Task]
-) -> Learner:
+def open_learner(files: RouterFiles, family: BoPO, tasks: Sequence[Task]) -> Learner:
   """Make the learner of a family, with the router that it starts from.
 
   Args:

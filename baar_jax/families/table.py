@@ -6,7 +6,7 @@ a row here.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from baar_jax.config import RECORDED, STORED, ZERO_SHOT, Config, ablate, require
@@ -14,9 +14,9 @@ from baar_jax.episode import Episode
 from baar_jax.families.cascade import Cascade
 from baar_jax.families.conditioned import Conditioned
 from baar_jax.families.family import (
+  BoPO,
   Family,
   Lesson,
-  OnPolicyFamily,
   RouterFamily,
   RouterSpec,
   learn_stored,
@@ -31,10 +31,9 @@ from baar_jax.families.rules import RULES
 from baar_jax.families.single_turn import SingleTurn
 from baar_jax.families.vanilla import Vanilla
 from baar_jax.families.zero_shot import ZeroShot
-from baar_jax.paper import bopo, losses
 from baar_jax.paper.sft import mix_batches
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import BOPO, SFT
+from baar_jax.rollout.jobs import SFT
 from baar_jax.rollout.policy import Build
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import (
@@ -81,14 +80,6 @@ def load_pools(
     pool = hard if profiles[id_].hard else rest
     pool.append(episode)
   return hard, rest
-
-
-class BoPO(OnPolicyFamily):
-  """The router that learns from its own episodes, with references (paper: BoPO)."""
-
-  stage: ClassVar[str] = BOPO
-  update: ClassVar[Callable] = staticmethod(bopo.bopo)
-  loss: ClassVar[Callable] = staticmethod(losses.bopo_loss)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from baar_jax.config import VANILLA_BATCHES, BoPOConfig
 from baar_jax.episode import Episode
-from baar_jax.families.family import OnPolicyFamily
+from baar_jax.families.family import BoPO
 from baar_jax.learn.batches import Batch
 from baar_jax.paper.bopo import (
   Learner,
@@ -146,9 +146,10 @@ def dapo_loss(
   return {"loss": loss} | measure_policy(logits_BxSxA, logp_BxS, batch)
 
 
-class Vanilla(OnPolicyFamily):
+class Vanilla(BoPO):
   """Vanilla RL from the router before BoSFT."""
 
+  stage: ClassVar[str] = "baselines"
   update: ClassVar[Callable] = staticmethod(vanilla)
   loss: ClassVar[Callable] = staticmethod(dapo_loss)
   anchored: ClassVar[bool] = False
