@@ -270,7 +270,7 @@ class RouterFiles:
     ablation: a key of `config.ABLATIONS`; "" is the complete method.
     rows: the most episodes that are live at once.
     pair: the models of the run; only a policy that asks a judge needs them.
-    store: the stored episodes; only policies with a `share` need them.
+    store: the stored episodes, for trainings and for policies with a `share`.
     kept: what `RouterFamily.open` has loaded last.
   """
 

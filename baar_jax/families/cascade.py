@@ -158,4 +158,4 @@ class Cascade(RouterFamily):
     episodes += [e for e in stratified if e.task_id in profiles]
     costliest = len(config.models.names) - 1
     scored = [e for e in episodes if any(s.model != costliest for s in e.steps)]
-    return divide(run, files, self.name, FAILURES, scored)
+    return divide(files, self.name, FAILURES, scored)

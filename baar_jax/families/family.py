@@ -327,22 +327,21 @@ class Lesson(NamedTuple):
 
 
 def divide(
-  run: Run, files: RouterFiles, family: str, labels: Labels, episodes: Sequence[Episode]
+  files: RouterFiles, family: str, labels: Labels, episodes: Sequence[Episode]
 ) -> Lesson:
   """Make the lesson of a rival, with the settings of SFT.
 
   Args:
-    run: the run.
     files: the routers of the training seed.
     family: the rival; it decides the draws.
     labels: the labels to learn.
     episodes: the episodes to learn from, of training and dev tasks.
   """
-  dev_ids = {task.id for task in run.store.tasks("dev")}
+  dev_ids = {task.id for task in files.store.tasks("dev")}
   train = [e for e in episodes if e.task_id not in dev_ids]
   dev = [e for e in episodes if e.task_id in dev_ids]
-  config = files.config
-  batches = draw_batches(train, config.sft.batch_episodes, f"{files.seed}|{family}")
+  size = files.config.sft.batch_episodes
+  batches = draw_batches(train, size, f"{files.seed}|{family}")
   return Lesson(batches, dev, labels)
 
 

@@ -66,4 +66,4 @@ class SingleTurn(RouterFamily):
     for episodes in by_model:
       labelled += [e for e in episodes if e.key in winners]
     labels = Labels(lambda e: [winners[e.key]] * len(e.steps))
-    return divide(run, files, self.name, labels, labelled)
+    return divide(files, self.name, labels, labelled)

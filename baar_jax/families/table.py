@@ -61,22 +61,21 @@ class BoSFT(RouterFamily):
     """
     size = files.config.sft.batch_episodes
     seed = files.seed
-    train = load_pools(run, files.config, "train")
-    dev = load_pools(run, files.config, "dev")
+    train = load_pools(files, "train")
+    dev = load_pools(files, "dev")
     # The dev batch has at least as many episodes as there are dev tasks.
     dev_size = max(size, sum(map(len, dev)))
     dev_batch = next(mix_batches(*dev, dev_size, seed=seed))
     return Lesson(mix_batches(*train, size, seed=seed), dev_batch)
 
 
-def load_pools(
-  run: Run, config: Config, split: str
-) -> tuple[list[Episode], list[Episode]]:
+def load_pools(files: RouterFiles, split: str) -> tuple[list[Episode], list[Episode]]:
   """Load the references of a split: those of hard tasks, and those of other tasks."""
-  profiles = load_profiles(run.store, config, split)
+  profiles = load_profiles(files.store, files.config, split)
+  references = load_references(files.store, files.config, profiles)
   hard = []
   rest = []
-  for id_, episode in load_references(run.store, config, profiles).items():
+  for id_, episode in references.items():
     pool = hard if profiles[id_].hard else rest
     pool.append(episode)
   return hard, rest
