@@ -42,7 +42,7 @@ def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
   logs = np.log([10, 30, 100, 10]) / 5
   assert VOCABULARY.mean_D[[1, 9]] == pytest.approx([0.25, logs.mean()])
   assert VOCABULARY.spread_D[[1, 9]] == pytest.approx([1, logs.std()])
-  encoder = InputsEncoder(VOCABULARY, 2)
+  encoder = InputsEncoder(VOCABULARY, 2, ACTED.describe_draft)
   (x_SxI,) = encoder.encode(TASK, EPISODES[0])
   np.testing.assert_allclose(x_SxI[:, 1], 0, atol=1e-6)
   expected = (logs[:3] - logs.mean()) / logs.std()
@@ -52,7 +52,7 @@ def test_inputs_are_standardised_and_terms_are_those_of_no_cap():
   np.testing.assert_allclose(x_SxI[2, -9:], expected, rtol=1e-6)
   # Nothing tells which models acted.
   same = observe((1, 9), (0, 29), (1, 99))
-  (same_SxI,) = InputsEncoder(VOCABULARY, 2).encode(TASK, same)
+  (same_SxI,) = InputsEncoder(VOCABULARY, 2, ACTED.describe_draft).encode(TASK, same)
   np.testing.assert_array_equal(same_SxI, x_SxI)
   # A new network prefers no answer.
   logits = encoder.build(0)(jnp.asarray(x_SxI[None]))

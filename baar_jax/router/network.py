@@ -102,14 +102,14 @@ class InputsEncoder:
     vocabulary: the statistics of stored episodes.
     answers: the number of answers between which the router decides.
     describe_draft: computes more inputs, from the tracker of an episode and the step
-      that waits for its decision; by default there are none.
+      that waits for its decision.
     encoded: the inputs of episodes that were encoded, by their keys in the store; at
       most `MOST_ENCODED`.
   """
 
   vocabulary: Vocabulary
   answers: int
-  describe_draft: Callable[[Tracker, Step], Sequence[float]] = lambda *_: ()
+  describe_draft: Callable[[Tracker, Step], Sequence[float]]
   encoded: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
   dtype = "float32"
 
