@@ -53,8 +53,11 @@ class Decider:
     """Choose an episode's next model, in one batch with all waiting episodes.
 
     The first waiting call runs the policy in a thread. The other calls await the
-    result.
+    result. A quick policy decides at once.
     """
+    if self.policy.is_quick:
+      (decision,) = self.choose([live])
+      return decision
     self._ready[live] = result = asyncio.get_running_loop().create_future()
     try:
       # If this call is cancelled, the thread still chooses, and no other may.

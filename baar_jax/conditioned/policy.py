@@ -43,6 +43,8 @@ class ConditionedPolicy(RouterPolicy):
     cost_weights: The cost weights that an episode may name.
   """
 
+  is_quick = True
+
   def __init__(
     self,
     spec: ConditionedSpec,

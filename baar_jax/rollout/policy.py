@@ -150,11 +150,13 @@ class Policy:
       no cost weight.
     cost_weights: the cost weights from which a client may choose for its episode; empty
       if the policy has no such choice.
+    is_quick: whether a decision takes less time than a change of threads.
     spec: the policy's specification.
   """
 
   cost_weight: float | None = None
   cost_weights: Sequence[float] = ()
+  is_quick = False
 
   def __init__(self, spec: PolicySpec):
     """Make a policy from its specification."""
