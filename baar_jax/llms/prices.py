@@ -214,18 +214,14 @@ def _price(by_kind: dict, start: int) -> Price:
   return Price(input_usd, cached_usd, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
-def prices_of(config: ModelsConfig, days: int = 0) -> tuple[Price, ...]:
+def prices_of(config: ModelsConfig) -> tuple[Price, ...]:
   """Look up the price of each configured model: the user's, else the list price.
-
-  Args:
-    config: the configuration of the models.
-    days: the number of days from today.
 
   Raises:
     ValueError: a model has no list price.
   """
   user_prices = tuple(Price(*row) for row in config.prices)
-  return user_prices or tuple(list_price(name, days) for name in config.names)
+  return user_prices or tuple(list_price(name) for name in config.names)
 
 
 def check_models(config: Config) -> None:
@@ -271,17 +267,22 @@ class PricedModel:
   @property
   def price(self) -> Price:
     """Look up today's price."""
-    return prices_of(self.config)[self.config_index]
+    return self._price_in(days=0)
+
+  def _price_in(self, days: int) -> Price:
+    """Look up the price some days from today: the user's, else the list price."""
+    if self.config.prices:
+      return Price(*self.config.prices[self.config_index])
+    return list_price(self.config.names[self.config_index], days)
 
   def worst_case_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
     """Compute the worst case of a call in dollars; see `Price.worst_case_usd`.
 
     A call that is in flight at midnight may cost today's or tomorrow's price.
     """
-    prices = self.price, prices_of(self.config, days=1)[self.config_index]
-    return max(
-      price.worst_case_usd(prompt_tokens, completion_tokens) for price in prices
-    )
+    today = self.price.worst_case_usd(prompt_tokens, completion_tokens)
+    tomorrow = self._price_in(days=1).worst_case_usd(prompt_tokens, completion_tokens)
+    return max(today, tomorrow)
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
