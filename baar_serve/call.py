@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
@@ -84,6 +85,16 @@ class ClientCall:
     # A conversation's name counts within its session.
     fields[CONVERSATION] = "/".join(map(str, names)) * (session is not None)
     return CallFields.read(fields)
+
+  @functools.cached_property
+  def text(self) -> str:
+    """Return the body as JSON with sorted keys, in ASCII."""
+    return json.dumps(self.body, sort_keys=True)
+
+  @property
+  def is_hourly(self) -> bool:
+    """Tell whether the call asks for cache writes that live for an hour."""
+    return '"1h"' in self.text
 
   def list_names(self) -> Iterator[object]:
     """List the names of the session in the call; the first one counts."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import json
+import functools
 import random
 import re
 import sqlite3
@@ -24,7 +24,7 @@ from baar_serve.forms import responses
 from baar_serve.records import Purse
 from baar_serve.request import END, Refusal, SessionScore
 from baar_serve.routed import Budgets, RoutedCall
-from baar_serve.sessions import Sessions
+from baar_serve.sessions import MOST_KEPT, Sessions
 from baar_serve.upstream import Upstream
 
 # What has sound in the JSON text of a request. A text that quotes it has a backslash
@@ -105,6 +105,12 @@ class Delivery:
       self.is_dropped |= is_cut and not any(map(END.search, self.blocks[:sent]))
 
 
+@functools.lru_cache(MOST_KEPT)
+def draw_trial(id_: str, most: int) -> int:
+  """Draw a trial number from 1 to `most`, always the same one for a task's id."""
+  return random.Random(id_).randint(1, most)
+
+
 class Exchange:
   """Route the calls of all sessions: decide, call the model, and book the cost.
 
@@ -162,8 +168,7 @@ class Exchange:
       Refusal: the call has a wrong field.
     """
     fields = call.fields
-    text = json.dumps(call.body, sort_keys=True)
-    if SOUND.search(text):
+    if SOUND.search(call.text):
       raise Refusal(
         400,
         "This server refuses sound, whose tokens have a price of their own. "
@@ -173,7 +178,7 @@ class Exchange:
       call.key.name,
       call.form.path,
       fields.model_dump_json(),
-      hash_text(text),
+      hash_text(call.text),
     )
     earlier = [found for found in self._deliveries.get(place, ()) if not found.is_over]
     for delivery in earlier:
@@ -303,7 +308,7 @@ class Exchange:
     purse = conversation.purse
     id_ = f"{purse.client}/{purse.name}/{conversation.state.opening}"
     task = Task(id_, "test", history.task, self._run.config.env.max_steps)
-    trial = random.Random(id_).randint(1, self._run.config.references.samples)
+    trial = draw_trial(id_, self._run.config.references.samples)
     return Live(
       Job(task, "reference", trial),
       purse.cap,

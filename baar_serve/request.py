@@ -1,6 +1,7 @@
 """Read a client's request: its names, caps and model name, and its messages."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,14 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.config import Dollars, Share, explain
-from baar_jax.llms.history import SURROUNDINGS, History, Turn, hash_text, read_turns
+from baar_jax.llms.history import (
+  KEPT_TURNS,
+  SURROUNDINGS,
+  History,
+  Turn,
+  hash_text,
+  read_turns,
+)
 from baar_jax.llms.provider import read_json
 from baar_serve.forms.chat_completions import FORM
 from baar_serve.forms.wire import WireForm
@@ -278,7 +286,8 @@ def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
   return ClientHistory(**vars(read_turns(own_turns)), atoms=atoms)
 
 
-def hash_turn(turn: Turn) -> list[str]:
+@functools.lru_cache(KEPT_TURNS)
+def hash_turn(turn: Turn) -> tuple[str, ...]:
   """Hash a reply's text and each of its tool calls, without ids and layout.
 
   A client may send a reply back with other spaces, without its reasoning, or in several
@@ -294,7 +303,7 @@ def hash_turn(turn: Turn) -> list[str]:
     if arguments == "null":
       arguments = ""
     atoms.append(hash_text(json.dumps([call.name, arguments], sort_keys=True)))
-  return atoms
+  return tuple(atoms)
 
 
 def hash_prefix(form: WireForm, body: Mapping, messages: int) -> str:

@@ -321,7 +321,7 @@ class RoutedCall:
       atoms = []
       with contextlib.suppress(*MALFORMED):
         turn = call.form.read_reply(self.answer)
-        atoms = hash_turn(turn)
+        atoms = [*hash_turn(turn)]
         self.step.action = write_action(turn) * self.budgets.config.record_text
       record = Record(
         self.step,

@@ -218,8 +218,10 @@ class Upstream(PricedModel):
     # One text counts for all models.
     return form.path in forms[self.config_index % len(forms)].split()
 
-  def bound_usd(self, request: Mapping, prompt_tokens: int, reply_tokens: int) -> float:
-    """Compute the worst case of one attempt, in dollars.
+  def bound_usd(
+    self, request: Mapping, prompt_tokens: int, is_hourly: bool
+  ) -> tuple[float, float]:
+    """Compute the worst cases of the prompt, and of each token of the reply's limit.
 
     The costlier one of the service tiers that the last answer and the request name
     counts.
@@ -227,15 +229,16 @@ class Upstream(PricedModel):
     Args:
       request: the request.
       prompt_tokens: an upper bound on the tokens of the prompt.
-      reply_tokens: the limit on the tokens of a reply.
+      is_hourly: `ClientCall.is_hourly`.
     """
-    tokens = reply_tokens * (request.get("n") or 1)
-    usd = self.worst_case_usd(prompt_tokens, tokens)
-    if prompt_tokens and '"1h"' in json.dumps(request):
-      usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    prompt_usd = self.worst_case_usd(prompt_tokens, 0)
+    if is_hourly:
+      prompt_usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    token_usd = self.worst_case_usd(0, request.get("n") or 1)
     terms = AnswerMeter(multiples={**self.multiples})
     terms.note_terms(request)
-    return usd * math.prod(terms.multiples.values())
+    multiple = math.prod(terms.multiples.values())
+    return prompt_usd * multiple, token_usd * multiple
 
   def prepare(self, call: ClientCall, config: ServeConfig) -> Offer:
     """Write a call's request to this model, and bound its tokens and dollars.
@@ -246,7 +249,7 @@ class Upstream(PricedModel):
     form = call.form
     request = form.write_request(call.write_prompt(self.config_index), self.endpoint)
     pattern = find_row(CALL_IDS, self.name)
-    if pattern != ".*":
+    if pattern != ".*" and 'id": ' in call.text:
       request[form.history] = fit_ids(request[form.history], pattern)
     for (path, _), change in self.changes.items():
       if path == form.path:
@@ -264,8 +267,7 @@ class Upstream(PricedModel):
       room = self.limits.context_tokens - 2 * prompt.expected_tokens
       most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
     least = min(LEAST_REPLY, most)
-    prompt_usd = self.bound_usd(request, prompt_tokens, 0)
-    token_usd = self.bound_usd(request, 0, 1)
+    prompt_usd, token_usd = self.bound_usd(request, prompt_tokens, call.is_hourly)
     grown_usd = prompt_usd * (1 + GROWTH / prompt_tokens)
     return Offer(
       request,

@@ -5,6 +5,7 @@ prompt of the agent.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -57,6 +58,8 @@ MEDIA = (
 # Number of tokens that a chat template adds at most to each text or number of a request
 # (our choice).
 VALUE_TOKENS = 8
+# Most replies whose actions are kept, because each call of a chat repeats its history.
+KEPT_TURNS = 1 << 14
 _FENCED = re.compile(r"(?s)```[ \t]*([\w+.-]*)[ \t]*\n(.*?)\n?[ \t]*```")
 _LANGUAGES = ("", "python", "python3", "py")
 # What a model thinks before its reply. A chat template may have opened it, and a reply
@@ -240,6 +243,7 @@ def read_chat(messages: Sequence[Mapping]) -> History:
   return read_turns(turns)
 
 
+@functools.lru_cache(KEPT_TURNS)
 def write_action(turn: Turn) -> str:
   """Write the action that a reply stands for: its tool calls and its text.
 
@@ -274,18 +278,23 @@ def bound_tokens(value: object, count: Callable[[str], int] = count_bytes) -> in
   if isinstance(value, str):
     return count(value) + VALUE_TOKENS
   if isinstance(value, list | tuple):
-    return sum(bound_tokens(entry, count) for entry in value)
+    tokens = 0
+    for entry in value:
+      tokens += bound_tokens(entry, count)
+    return tokens
   if not isinstance(value, dict):
     return 4 * VALUE_TOKENS
-  data = value.keys() & MEDIA
-  if value.get("type") in MEDIA and data:
-    rest = [entry for name, entry in value.items() if name not in data]
+  if value.get("type") in MEDIA and value.keys() & MEDIA:
+    rest = [entry for name, entry in value.items() if name not in MEDIA]
     source = value.get("source")
     # The source of a document may be a text.
     if isinstance(source, dict) and source.get("type") in ("text", "content"):
       rest.append(source)
     return PART_TOKENS + bound_tokens(rest, count)
-  return bound_tokens((*value, *value.values()), count)
+  tokens = 0
+  for name, entry in value.items():
+    tokens += count(name) + VALUE_TOKENS + bound_tokens(entry, count)
+  return tokens
 
 
 class NoAnswer(RuntimeError):

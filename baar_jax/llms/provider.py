@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -74,7 +76,7 @@ class Endpoint:
   base_url: str
   variable: str | None
 
-  @property
+  @functools.cached_property
   def host(self) -> str:
     """Return the host name in the address."""
     return urlsplit(self.base_url).hostname
@@ -486,11 +488,22 @@ def read_cost(usage: Mapping) -> float:
   return max((x for x in stated if type(x) in (int, float)), default=0.0)
 
 
+def read_number(text: str) -> float:
+  """Read a number of a JSON text.
+
+  Raises:
+    ValueError: it is not finite.
+  """
+  number = float(text)
+  if not math.isfinite(number):
+    raise ValueError(f"{text} is not finite")
+  return number
+
+
 def read_json(text: str | bytes) -> dict | None:
   """Read a JSON object; return None if the text is none, or has NaN or infinities."""
   try:
-    fields = json.loads(text)
-    json.dumps(fields, allow_nan=False)
+    fields = json.loads(text, parse_float=read_number, parse_constant=read_number)
   except (ValueError, RecursionError):
     return None
   return fields if isinstance(fields, dict) else None

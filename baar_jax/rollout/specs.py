@@ -43,13 +43,18 @@ class Cap:
 
   def after(self, steps: Sequence[Step]) -> "Cap":
     """Compute the cap that remains after an episode's first steps."""
-    calls = self.calls
-    usd = self.usd
-    if calls is not None:
-      calls -= sum(step.large_calls for step in steps)
-    if usd is not None:
-      usd = max(0.0, usd - sum(step.counted_usd for step in steps))
-    return Cap(calls, usd)
+    large_calls = sum(step.large_calls for step in steps)
+    return self.minus(large_calls, sum(step.counted_usd for step in steps))
+
+  def minus(self, large_calls: int, usd: float) -> "Cap":
+    """Compute the cap that remains after some LARGE calls and dollars."""
+    calls_left = self.calls
+    usd_left = self.usd
+    if calls_left is not None:
+      calls_left -= large_calls
+    if usd_left is not None:
+      usd_left = max(0.0, usd_left - usd)
+    return Cap(calls_left, usd_left)
 
 
 @dataclasses.dataclass(frozen=True)

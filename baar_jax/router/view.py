@@ -230,7 +230,14 @@ class View:
 
 def list_remaining_caps(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
   """Compute the cap that remains before each step."""
-  return [cap.after(steps[:s]) for s in range(len(steps))]
+  caps = []
+  large_calls = 0
+  usd = 0.0
+  for step in steps:
+    caps.append(cap.minus(large_calls, usd))
+    large_calls += step.large_calls
+    usd += step.counted_usd
+  return caps
 
 
 def write_transcript(
