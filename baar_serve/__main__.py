@@ -70,6 +70,8 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
   config = uvicorn.Config(
     app,
     http="httptools",
+    proxy_headers=False,
+    access_log=False,
     log_level="warning",
     limit_concurrency=MOST_CONNECTIONS,
     timeout_graceful_shutdown=GRACE_S,

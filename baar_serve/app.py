@@ -14,10 +14,9 @@ from pathlib import Path
 
 import jinja2
 from pydantic import Field
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from baar_jax.config import Dollars
@@ -59,14 +58,7 @@ class Caps(StrictRecord):
   max_large_calls: int | None = Field(ge=0, le=10**9)
 
 
-@contextlib.asynccontextmanager
-async def live(app: "App") -> AsyncIterator[None]:
-  """Close an application's connections when its server ends."""
-  yield
-  await app.exchange.close()
-
-
-class App(Starlette):
+class App(Router):
   """The ASGI application of the endpoint: it answers clients by an `Exchange`."""
 
   def __init__(
@@ -84,7 +76,11 @@ class App(Starlette):
     self.desk = Desk(exchange.config, exchange.sessions, exchange.deciders)
     # The page's totals read the whole ledger, so this happens once a minute.
     self._list_totals = functools.lru_cache(self.desk.list_totals)
-    table = {
+    table = {}
+    # The routes are tried in this order.
+    for path, form in FORMS.items():
+      table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
+    table |= {
       "GET /v1/models": self._list_models,
       "GET /v1/responses": self._refuse_socket,
       "POST /v1/messages/count_tokens": self._count_tokens,
@@ -95,16 +91,20 @@ class App(Starlette):
       "GET /": self._show_page,
       "GET /sessions/{id:path}": self._show_page,
     }
-    for path, form in FORMS.items():
-      table[f"POST /v1/{path}"] = functools.partial(self._answer_call, form)
-    routes = [Route("/health", lambda request: JSONResponse({"status": "ok"}))]
+    routes = []
     for method_and_path, handle in table.items():
       method, path = method_and_path.split()
       # For clients that can only set a URL: NAME is the session's name.
       for prefix in ("", "/s/{session}"):
         routes.append(Route(prefix + path, self._guard(handle), methods=[method]))
+    routes.append(Route("/health", lambda request: JSONResponse({"status": "ok"})))
+    super().__init__(routes=routes, lifespan=self._live)
 
-    super().__init__(routes=routes, lifespan=live)
+  @contextlib.asynccontextmanager
+  async def _live(self, app: ASGIApp) -> AsyncIterator[None]:
+    """End what is being made when the server ends."""
+    yield
+    await self.exchange.close()
 
   def _guard(
     self, handle: Callable[[Request, ClientKey], Awaitable[ASGIApp]]
