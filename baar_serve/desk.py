@@ -22,7 +22,7 @@ from baar_serve.request import (
   hash_prefix,
   read_history,
 )
-from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, Sessions
+from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, NEWEST_ATOMS, Sessions
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
@@ -204,14 +204,16 @@ class Desk:
         purse and purse.id,
         fields.conversation,
       )
-    elif purse or not fields.session:
-      candidates = self._sessions.find_matches(call.key.name, purse, atoms, place)
-      if purse and not candidates:
-        for found in self._sessions.list_conversations(
-          "purse = ? AND name = '' AND changed_s > 0", purse.id
-        ):
-          if found.state.opening == history.opening and found.last_place < place:
-            candidates.append(found)
+    elif purse:
+      begun = self._sessions.list_conversations("purse = ? AND changed_s > 0", purse.id)
+      newest = atoms[-NEWEST_ATOMS:]
+      candidates = [found for found in begun if not found.atoms.isdisjoint(newest)]
+      for found in () if candidates else begun:
+        is_same_task = found.state.opening == history.opening
+        if is_same_task and found.last_place < place and not found.name:
+          candidates.append(found)
+    elif not fields.session:
+      candidates = self._sessions.find_matches(call.key.name, atoms, place)
     ranks = {}
     for found in candidates:
       played = read_policy(found.state)
@@ -219,7 +221,7 @@ class Desk:
         continue
       is_same_task = found.state.opening == history.opening
       has_all = found.has_replies(atoms, found.records)
-      own = {atom for record in found.records for atom in record.atoms}
+      own = found.atoms
       has_no_other = own >= {*atoms}
       is_longer = found.last_place < place or has_no_other
       has_some = has_no_other or found.has_replies(atoms, found.records[-1:])

@@ -17,6 +17,7 @@ SESSIONS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS purses (
   id INTEGER PRIMARY KEY AUTOINCREMENT, client TEXT, name TEXT, call_limit INTEGER,
   usd_limit REAL, changed_s REAL, UNIQUE (client, name));
+CREATE INDEX IF NOT EXISTS purses_by_name ON purses (name);
 CREATE TABLE IF NOT EXISTS conversations (
   id INTEGER PRIMARY KEY AUTOINCREMENT, purse INTEGER, state TEXT, name TEXT,
   changed_s REAL, score REAL);
@@ -213,6 +214,11 @@ class Conversation:
   def steps(self) -> list[Step]:
     """Return the steps."""
     return [record.step for record in self.records]
+
+  @property
+  def atoms(self) -> set[str]:
+    """Return the hashes of all replies."""
+    return {atom for record in self.records for atom in record.atoms}
 
   @property
   def last_place(self) -> int:

@@ -52,22 +52,23 @@ class Budgets:
     least = [call.offers[model].shrink(0.0) for model in offering]
     needed_usd = min(offer.worst_case_usd for offer in least)
     is_led = self.config.last_turn and sessions.is_led_by(call.conversation)
+    until_s = asyncio.get_running_loop().time() + self.config.models.timeout_s
     try:
-      async with asyncio.timeout(self.config.models.timeout_s):
-        while not purse.is_over:
-          sessions.changed.clear()
-          call.aside_usd = purse.aside_usd
-          if call.is_last:
-            call.aside_usd = 0.0
-          elif is_led:
-            call.aside_usd = min(call.offers[model].aside_usd for model in offering)
-          with purse.setting_aside(call.aside_usd):
-            models = self._list_fitting(call, offering)
-            unspent_usd = sessions.unspent_usd(purse)
-          if models:
-            return models
-          if needed_usd * (1 + ROUNDING) > unspent_usd:
-            break
+      while not purse.is_over:
+        sessions.changed.clear()
+        call.aside_usd = purse.aside_usd
+        if call.is_last:
+          call.aside_usd = 0.0
+        elif is_led:
+          call.aside_usd = min(call.offers[model].aside_usd for model in offering)
+        with purse.setting_aside(call.aside_usd):
+          models = self._list_fitting(call, offering)
+          unspent_usd = sessions.unspent_usd(purse)
+        if models:
+          return models
+        if needed_usd * (1 + ROUNDING) > unspent_usd:
+          break
+        async with asyncio.timeout_at(until_s):
           await sessions.changed.wait()
     except TimeoutError:
       raise Refusal(

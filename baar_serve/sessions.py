@@ -231,20 +231,15 @@ class Sessions:
     return conversations
 
   def find_matches(
-    self,
-    client: str,
-    purse: Purse | None,
-    atoms: Sequence[str],
-    place: int,
+    self, client: str, atoms: Sequence[str], place: int
   ) -> list[Conversation]:
-    """Find the open conversations that gave most of a call's last replies.
+    """Find a client's open conversations that gave most of a call's last replies.
 
     Of equal ones, these are the longest that are not ahead of the call, then those
     without a refusal, then those that have waited longest, but not too long.
 
     Args:
       client: the name of the client's key.
-      purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
       place: the number of these replies.
     """
@@ -255,7 +250,7 @@ class Sessions:
       "JOIN conversations ON conversations.id = conversation "
       "JOIN purses ON purses.id = purse "
       f"WHERE atom IN ({', '.join('?' * len(newest))}) "
-      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > 0 "
+      "AND client = ? AND conversations.changed_s > 0 "
       "GROUP BY 1 ORDER BY count(DISTINCT atom) DESC, steps > ?, steps DESC, "
       "EXISTS (SELECT 1 FROM refusals WHERE refusals.purse = purses.id), "
       "conversations.changed_s < ?, conversations.changed_s LIMIT ?"
@@ -265,7 +260,6 @@ class Sessions:
       select,
       *newest,
       client,
-      purse and purse.id,
       place,
       time.time() - LONGEST_WAIT_S,
       MOST_MATCHES,
@@ -507,7 +501,10 @@ def sync_file(path: Path) -> None:
     sqlite3.OperationalError: the disk fails.
   """
   try:
-    with path.open("rb+") as file:
-      os.fsync(file.fileno())
+    file = os.open(path, os.O_RDWR)
+    try:
+      os.fsync(file)
+    finally:
+      os.close(file)
   except OSError as error:
     raise sqlite3.OperationalError(str(error)) from None
