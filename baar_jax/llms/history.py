@@ -59,7 +59,7 @@ MEDIA = (
 # (our choice).
 VALUE_TOKENS = 8
 # Most replies whose actions are kept, because each call of a chat repeats its history.
-KEPT_TURNS = 1 << 14
+KEPT_TURNS = 1 << 12
 _FENCED = re.compile(r"(?s)```[ \t]*([\w+.-]*)[ \t]*\n(.*?)\n?[ \t]*```")
 _LANGUAGES = ("", "python", "python3", "py")
 # What a model thinks before its reply. A chat template may have opened it, and a reply
