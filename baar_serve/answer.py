@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-import httpx2
+import aiohttp
 
 from baar_serve.meter import AnswerMeter
 
@@ -32,24 +32,9 @@ class Stream:
     meter: what collects its usage.
   """
 
-  response: httpx2.Response
+  response: aiohttp.ClientResponse
   until_s: float
   meter: AnswerMeter = dataclasses.field(default_factory=AnswerMeter)
-
-  async def read(self) -> AsyncIterator[bytes]:
-    """Read the body in blocks of bytes.
-
-    Raises:
-      LOST: the body breaks off, is too long, or is late (an exception of the tuple
-        LOST).
-    """
-    blocks = self.response.aiter_raw()
-    while True:
-      async with asyncio.timeout_at(self.until_s):
-        block = await anext(blocks, None)
-      if block is None:
-        return
-      yield block
 
   async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
     """Read each server-sent event: its bytes, up to a blank line, and its data.
@@ -57,11 +42,16 @@ class Stream:
     The caller must stop reading at the event that marks the end of the stream.
 
     Raises:
-      LOST: the body breaks off, or ends while the caller still reads.
+      LOST: the body breaks off, is late, or ends while the caller still reads (an
+        exception of the tuple LOST).
     """
     rest = b""
     event = []
-    async for block in self.read():
+    while True:
+      async with asyncio.timeout_at(self.until_s):
+        block = await self.response.content.readany()
+      if not block:
+        raise aiohttp.ClientPayloadError("the stream ended before its end mark")
       # Lines of a stream end at \n only: the texts in it may contain other line ends,
       # such as U+2028.
       *lines, rest = (rest + block).split(b"\n")
@@ -71,4 +61,3 @@ class Stream:
           data = [line[5:].strip() for line in event if line.startswith(b"data:")]
           yield b"".join(event), b"\n".join(data)
           event = []
-    raise httpx2.ReadError("the stream ended before its end mark")

@@ -215,7 +215,7 @@ class Exchange:
       task.cancel()
     await asyncio.gather(*self._tasks, return_exceptions=True)
     for upstream in self.upstreams:
-      await upstream.http.aclose()
+      await upstream.http.close()
     self.sessions.close()
 
   async def _make(self, delivery: Delivery) -> None:

@@ -77,7 +77,7 @@ class Rival(Upstream):
   problem: str = ""
 
   def __post_init__(self) -> None:
-    """Prepare the HTTP client.
+    """Call the rival in place of a configured model.
 
     Raises:
       ValueError: the key is missing.

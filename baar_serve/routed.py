@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 from baar_jax.episode import FAILED, PRESUMED, REPLY, Call, Step
 from baar_jax.llms.history import write_action
 from baar_jax.llms.prices import ROUNDING
-from baar_jax.llms.provider import LOST, Outcome, backoff_s, explain
+from baar_jax.llms.provider import Outcome, backoff_s, explain
 from baar_serve.answer import Stream, Whole
 from baar_serve.call import ClientCall
+from baar_serve.client import LOST
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Attempt, Cache, Record
@@ -266,7 +267,7 @@ class RoutedCall:
     meter = stream.meter
     message = ""
     try:
-      async with contextlib.aclosing(stream.response):
+      with contextlib.closing(stream.response):
         async for block, data in stream.events():
           event = meter.read(data) or {}
           kind = event.get("type") or data.decode(errors="replace")

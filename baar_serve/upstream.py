@@ -1,13 +1,16 @@
 """Ask upstream models for a client, within the limits that each model has."""
 
 import asyncio
-import contextlib
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import aiohttp
+
+from baar_jax.episode import FAILED
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import (
   CHARS_PER_TOKEN,
@@ -19,19 +22,18 @@ from baar_jax.llms.prices import (
   find_row,
 )
 from baar_jax.llms.provider import (
-  LOST,
   UNREADABLE,
   Endpoint,
   Outcome,
   clean,
   endpoints,
   explain,
-  open_http,
   read_error,
   read_refusal,
 )
 from baar_serve.answer import Stream, Whole
 from baar_serve.call import ClientCall
+from baar_serve.client import LOST, NOT_SENT, find_proxy, open_http
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.meter import AnswerMeter, Bill
@@ -177,7 +179,7 @@ class Upstream(PricedModel):
     config_index: the model's index in the configuration.
     multiples: the multiples of the list price that the last answer told. Before one,
       a public endpoint may have the costliest service tier.
-    http: the HTTP client of the endpoint.
+    proxy: the proxy before the model's endpoint; None without one.
     limits_A: the limits of all models.
     limits: the limits of this one.
     changes: what the model has never taken so far, by wire form and field.
@@ -187,10 +189,10 @@ class Upstream(PricedModel):
   config_index: int
 
   def __post_init__(self) -> None:
-    """Prepare the HTTP client, and look up the limits of all models.
+    """Find the model's endpoint, and look up the limits of all models.
 
     Raises:
-      ValueError: a key is missing.
+      ValueError: a key is missing, or a proxy cannot be used.
     """
     self.use(endpoints(self.config)[self.config_index])
     indices = range(len(self.config.names))
@@ -199,18 +201,22 @@ class Upstream(PricedModel):
     self.changes: dict[tuple[str, str], Change] = {}
 
   def use(self, endpoint: Endpoint) -> None:
-    """Prepare the HTTP client of an endpoint; no connection is opened yet.
+    """Call an endpoint from now on.
 
     Raises:
-      ValueError: the key is missing.
+      ValueError: the key is missing, or a proxy cannot be used.
     """
     self.endpoint = endpoint
     self.name = endpoint.model
     tier = 1.0 if endpoint.is_private else COSTLIEST_TIER
     self.multiples = {"service_tier": tier}
     self._key = endpoint.key()
-    self.http = open_http(self.config.timeout_s)
-    self.http.base_url = endpoint.base_url
+    self.proxy = find_proxy(endpoint.base_url)
+
+  @functools.cached_property
+  def http(self) -> aiohttp.ClientSession:
+    """Open the HTTP client, in the event loop that needs it."""
+    return open_http(self.config.timeout_s, self.proxy)
 
   def offers(self, form: WireForm) -> bool:
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
@@ -367,32 +373,33 @@ class Upstream(PricedModel):
       attempt that failed. No exception other than a cancellation is raised.
     """
     # The JSON text is pure ASCII: it escapes all other characters.
-    content = json.dumps(request)
+    content = json.dumps(request).encode()
     form = call.form
-    path = f"{form.path}?{call.query}".rstrip("?")
+    url = f"{self.endpoint.base_url}/{form.path}?{call.query}".rstrip("?")
     headers = form.list_headers(self.endpoint, self._key)
     headers["content-type"] = "application/json"
     headers |= pick_headers(call.headers, PASSED_HEADERS)
-    sent = self.http.build_request("POST", path, content=content, headers=headers)
     until_s = asyncio.get_running_loop().time() + self.config.timeout_s
+    meter = AnswerMeter(counts_beside=form.counts_beside, is_hourly=call.is_hourly)
     try:
       async with asyncio.timeout_at(until_s):
-        response = await self.http.send(sent, stream=True)
-      meter = AnswerMeter(counts_beside=form.counts_beside, is_hourly='"1h"' in content)
-      stream = Stream(response, until_s, meter)
-      kind = response.headers.get("content-type", "")
-      is_stream = request.get("stream") and kind.startswith("text/event-stream")
-      if is_stream and response.is_success:
-        return stream
-      async with contextlib.aclosing(response):
-        content = b"".join([block async for block in stream.read()])
+        response = await self.http.post(
+          url, data=content, headers=headers, allow_redirects=False
+        )
+        is_success = response.status // 100 == 2
+        is_stream = response.content_type == "text/event-stream"
+        if is_stream and is_success and request.get("stream"):
+          return Stream(response, until_s, meter)
+        body = await response.read()
+    except NOT_SENT as failure:
+      return dataclasses.replace(explain(failure), kind=FAILED)
     except LOST as failure:
       return explain(failure)
-    if response.is_success:
-      fields = meter.read(content)
+    if is_success:
+      fields = meter.read(body)
       return UNREADABLE if fields is None else Whole(fields, meter)
     passed = pick_headers(response.headers, RETRY_HEADERS)
-    return read_refusal(response.status_code, content, passed, self._key)
+    return read_refusal(response.status, body, passed, self._key)
 
   def list_changes(self) -> list[dict]:
     """List what the model has never taken, and what is sent in its place."""

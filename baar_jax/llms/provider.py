@@ -38,6 +38,11 @@ NOT_SENT = (
 # OSError.
 LOST = (OSError, ExceptionGroup, httpx2.RequestError)
 
+# The variables may have a proxy's password, so this error does not show them.
+WRONG_PROXY = (
+  "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY name no proxy that can be used: "
+  "set http:// addresses, or unset the variables"
+)
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "https://api.openai.com/v1"
 # The key that is sent to an endpoint without keys, because the protocol requires one.
@@ -310,12 +315,7 @@ def open_http(
       event_hooks={"request": hooks},
     )
   except (ImportError, ValueError, httpx2.InvalidURL):
-    # The error may contain the proxy's password.
-    variables = "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
-    raise ValueError(
-      f"{variables} name no proxy that can be used: set http:// addresses, or unset "
-      "the variables"
-    ) from None
+    raise ValueError(WRONG_PROXY) from None
 
 
 # Providers' service tiers that cost the list price or less. The prices of all other

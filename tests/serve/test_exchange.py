@@ -83,7 +83,7 @@ def test_a_server_that_ends_closes_its_connections(tmp_path, upstream):
     client.http.portal.call(client.exchange.deliver, call, receive)
     while not upstream.seen:
       time.sleep(0.01)
-  assert client.exchange.upstreams[0].http.is_closed
+  assert client.exchange.upstreams[0].http.closed
   with pytest.raises(sqlite3.ProgrammingError):
     client.exchange.sessions.read("SELECT 1")
   with Client(tmp_path, upstream) as client:

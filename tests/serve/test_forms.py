@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx2
+import aiohttp
 import pytest
 
 from baar_jax.llms.history import ToolCall, Turn
@@ -28,18 +29,17 @@ def load(path, name):
 
 def list_events(text):
   """Read a stream that comes in blocks of seven bytes."""
-  data = text.encode()
+  data = io.BytesIO(text.encode())
 
-  async def read_blocks():
-    for start in range(0, len(data), 7):
-      yield data[start : start + 7]
+  async def read_block():
+    return data.read(7)
 
   async def read():
-    response = SimpleNamespace(aiter_raw=read_blocks)
+    response = SimpleNamespace(content=SimpleNamespace(readany=read_block))
     stream = Stream(response, asyncio.get_running_loop().time() + 9)
     events = []
     # The stream ends, and this reader does not know its end mark.
-    with contextlib.suppress(httpx2.ReadError):
+    with contextlib.suppress(aiohttp.ClientPayloadError):
       async for event in stream.events():
         events.append(event)
     return events
