@@ -62,45 +62,6 @@ class LoggedCall(NamedTuple):
   score: float | None
 
 
-class Log:
-  """A file that is being read.
-
-  Attributes:
-    path: the file.
-    place: where the reader is, for messages.
-    counts: the calls so far of each session of chat lines.
-  """
-
-  def __init__(self, path: Path) -> None:
-    """Begin before the first line."""
-    self.path = path
-    self.place = "line 1"
-    self.counts = Counter()
-
-  def load(self) -> Iterator[dict]:
-    """Load the lines of FILE.jsonl one after the other, or all of FILE.json.
-
-    Half of a last line is left out with a warning: it is still being written.
-
-    Raises:
-      ValueError: a line is no JSON.
-    """
-    with self.path.open("rb") as file:
-      texts = [file.read()] if self.path.suffix == ".json" else file
-      for number, text in enumerate(texts, 1):
-        self.place = f"line {number}"
-        if not text.strip():
-          continue
-        try:
-          value = json.loads(text)
-        except ValueError:
-          if self.path.suffix == ".json" or text.endswith(b"\n"):
-            raise
-          print(f"{self.path}, {self.place}: half of a line was left out")
-          return
-        yield from value if isinstance(value, list) else [value]
-
-
 def read_logs(config: ServeConfig) -> Iterator[LoggedCall]:
   """Read the calls of `--config.traces`, which may be a directory, with all below it.
 
@@ -120,44 +81,74 @@ def read_logs(config: ServeConfig) -> Iterator[LoggedCall]:
   if path.is_dir():
     files = [file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES]
   for file in files:
-    log = Log(require_file(file))
+    for call in read_file(require_file(file)):
+      score = scores.get(call.session, scores.get(call.task, call.score))
+      yield call._replace(score=score)
+
+
+def read_file(path: Path) -> Iterator[LoggedCall]:
+  """Read the calls in each line of FILE.jsonl, or in all of FILE.json.
+
+  Half of a last line is left out with a warning: it is still being written.
+
+  Raises:
+    ValueError: a line is no JSON, or a record is wrong.
+  """
+  texts = [path.read_bytes()]
+  if path.suffix != ".json":
+    texts = texts[0].splitlines(keepends=True)
+  counts = Counter()
+  for number, text in enumerate(texts, 1):
+    if not text.strip():
+      continue
     try:
-      for record in log.load():
-        read = read_atif if "schema_version" in record else read_chat
-        for call in read(log, record):
-          score = scores.get(call.session, scores.get(call.task, call.score))
-          yield call._replace(score=score)
+      value = json.loads(text)
+      for record in value if isinstance(value, list) else [value]:
+        if "schema_version" in record:
+          yield from read_atif(record, path.stem)
+        else:
+          yield read_chat(record, counts)
     except WRONG as error:
+      is_json = not isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+      if not (is_json or text.endswith(b"\n") or path.suffix == ".json"):
+        print(f"{path}, line {number}: half of a line was left out")
+        return
       raise ValueError(
-        f"{file}, {log.place}: a field is missing or wrong, or these are neither chat "
-        f"lines nor ATIF ({error!s:.200}). No session was imported. Correct the file "
-        "(baar_serve/README.md), and import it again."
+        f"{path}, line {number}: a field is missing or wrong, or these are neither "
+        f"chat lines nor ATIF ({error!s:.200}). No session was imported. Correct the "
+        "file (baar_serve/README.md), and import it again."
       ) from None
 
 
-def read_chat(log: Log, record: dict) -> Iterator[LoggedCall]:
+def read_chat(record: dict, counts: Counter) -> LoggedCall:
   """Read a chat line: a call with its whole history and its reply.
+
+  Args:
+    counts: the calls of each session before this one; it is added to them.
 
   Raises:
     ValueError: the n-th call of a session does not end with its n-th reply.
   """
   session = str(record["session"])
-  log.counts[session] += 1
+  counts[session] += 1
+  number = counts[session]
   *history, turn = FORMS["chat/completions"].read_turns(record)
   reply = Entry(turn, record.get("model"), record.get("usage"))
   entries = [*map(Entry, history), reply]
   calls = [*list_calls(session, record.get("task"), entries, record.get("score"))]
-  number = log.counts[session]
   if len(calls) != number or turn.role != "assistant":
     raise ValueError(f"call {number} must end with assistant message {number}")
-  yield calls[-1]
+  return calls[-1]
 
 
-def read_atif(log: Log, record: dict) -> Iterator[LoggedCall]:
+def read_atif(record: dict, name: str) -> Iterator[LoggedCall]:
   """Read the calls of an ATIF trajectory; task and score are in its field `extra`.
 
   A step of the agent that was copied from another trajectory, or that no model wrote,
   is no call. Its results are read with the next observation.
+
+  Args:
+    name: the session's name, unless the trajectory has one.
   """
   extra = record.get("extra") or {}
   entries = []
@@ -174,7 +165,7 @@ def read_atif(log: Log, record: dict) -> Iterator[LoggedCall]:
       entries.append(Entry(turn, model, step.get("metrics")))
     for result in (step.get("observation") or {}).get("results", ()):
       entries.append(Entry(Turn("tool", read_content(result.get("content")))))
-  session = str(record.get("session_id") or log.path.stem)
+  session = str(record.get("session_id") or name)
   yield from list_calls(session, extra.get("task"), entries, extra.get("score"))
 
 
