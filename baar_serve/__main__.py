@@ -21,7 +21,7 @@ from baar_jax.rollout.policy import Policy
 from baar_jax.run import VOCABULARY, RouterFiles, Run
 from baar_jax.store import read_run, require_file
 from baar_serve.again import find_candidate
-from baar_serve.app import LOCAL, App
+from baar_serve.app import LOCAL_HOST, App
 from baar_serve.config import ServeConfig, open_run, run_command
 from baar_serve.desk import COLLECT
 from baar_serve.episodes import client_specs
@@ -150,7 +150,7 @@ def build(config: ServeConfig, run: Run) -> App:
     ValueError: a router, a model's key, or the clients' key is missing.
   """
   keys = read_keys(Path(config.keys)) if config.keys else []
-  if not keys and config.host not in LOCAL:
+  if not keys and not LOCAL_HOST.fullmatch(config.host):
     raise ValueError(
       f"Serving at {config.host} needs a key, which clients must send. Set "
       "--config.keys to a file of keys."

@@ -1,7 +1,6 @@
 """Read the answer of a model whole or as a stream."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -22,24 +21,24 @@ class Whole(NamedTuple):
   meter: AnswerMeter
 
 
-@dataclasses.dataclass
-class Stream:
+class Stream(NamedTuple):
   """An answer of a provider, whose body is read while it arrives.
 
   Attributes:
     response: the open response.
-    until_s: the deadline, in seconds of the event loop's clock.
     meter: what collects its usage.
   """
 
   response: aiohttp.ClientResponse
-  until_s: float
-  meter: AnswerMeter = dataclasses.field(default_factory=AnswerMeter)
+  meter: AnswerMeter
 
-  async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
+  async def events(self, until_s: float) -> AsyncIterator[tuple[bytes, bytes]]:
     """Read each server-sent event: its bytes, up to a blank line, and its data.
 
     The caller must stop reading at the event that marks the end of the stream.
+
+    Args:
+      until_s: the deadline, in seconds of the event loop's clock.
 
     Raises:
       LOST: the body breaks off, is late, or ends while the caller still reads (an
@@ -48,7 +47,7 @@ class Stream:
     rest = b""
     event = []
     while True:
-      async with asyncio.timeout_at(self.until_s):
+      async with asyncio.timeout_at(until_s):
         block = await self.response.content.readany()
       if not block:
         raise aiohttp.ClientPayloadError("the stream ended before its end mark")

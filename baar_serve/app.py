@@ -13,13 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import jinja2
-from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from baar_jax.config import Dollars
 from baar_jax.llms.history import bound_tokens
 from baar_jax.llms.prices import CHARS_PER_TOKEN
 from baar_jax.rollout.specs import Cap
@@ -30,10 +28,10 @@ from baar_serve.forms import FORMS, chat_completions, messages, responses
 from baar_serve.forms.wire import WireForm
 from baar_serve.records import Purse
 from baar_serve.request import (
+  Caps,
   ClientKey,
   Refusal,
   SessionScore,
-  StrictRecord,
   read_body,
 )
 
@@ -41,21 +39,12 @@ from baar_serve.request import (
 MOST_SESSIONS = 100
 # Names of this machine itself. A server that listens on one of these hosts needs no
 # key.
-LOCAL = ("127.0.0.1", "localhost")
 LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.IGNORECASE)
 REPORT = Path(__file__).parents[1] / "baar_jax" / "report"
 JINJA = jinja2.Environment(
   loader=jinja2.FileSystemLoader((Path(__file__).parent, REPORT)), autoescape=True
 )
 PAGE = JINJA.get_template("sessions.html.j2")
-
-
-class Caps(StrictRecord):
-  """New caps of a session; null removes a cap."""
-
-  model_config = {"extra": "forbid"}
-  max_usd: Dollars | None
-  max_large_calls: int | None = Field(ge=0, le=10**9)
 
 
 class App(Router):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
-from baar_jax.episode import Step
 from baar_jax.llms.history import bound_tokens
 from baar_serve.forms.wire import WireForm, drop_reasoning
 from baar_serve.records import Conversation, Purse
@@ -22,7 +21,6 @@ from baar_serve.request import (
   ClientKey,
   drop_nulls,
   find_names,
-  write_headers,
 )
 
 LAST_NOTE = (
@@ -43,19 +41,19 @@ class ClientCall:
     url_name: the NAME in the URL /s/NAME/v1; None without one.
     query: the query of the URL.
     start_s: when the call arrived, in seconds of the monotonic clock.
-    history: the messages of the body, read as an unfinished episode. This and all that
-      follows is set by `place`.
-    purse: the purse that pays.
-    conversation: the conversation; None for a side call, which is no step.
     call_s: seconds from the conversation's first call to this one.
-    prompt: the body with what the model is told of the caps.
-    note: what it is told; "" is nothing.
-    bound_tokens: an upper bound on the tokens of the prompt.
-    offers: what each model may be asked; empty before the first look at budgets.
+    note: what the model is told of the caps; "" is nothing.
     is_last: whether it is the last turn of its session, without a call of a tool.
     aside_usd: the US dollars that stay set aside for the last turn.
     prefix: what the call leaves in a prompt cache: the number of messages and their
       hash, as in `Cache`; None if no later call can use it.
+    history: the messages of the body, read as an unfinished episode. This and all that
+      follows is set by `place`.
+    purse: the purse that pays.
+    conversation: the conversation; None for a side call, which is no step.
+    prompt: the body with the note.
+    bound_tokens: an upper bound on the tokens of the prompt.
+    offers: what each model may be asked; empty before the first look at budgets.
   """
 
   key: ClientKey
@@ -65,6 +63,11 @@ class ClientCall:
   url_name: str | None = None
   query: str = ""
   start_s: float = dataclasses.field(default_factory=time.monotonic)
+  call_s: float = 0.0
+  note: str = ""
+  is_last: bool = False
+  aside_usd: float = 0.0
+  prefix: tuple[int, str] | None = None
 
   @functools.cached_property
   def fields(self) -> CallFields:
@@ -118,24 +121,11 @@ class ClientCall:
     self.history = history
     self.purse = purse
     self.conversation = conversation
-    self.call_s = 0.0
     if conversation:
       self.call_s = time.time() - conversation.state.began_s
     self.prompt = self.body
-    self.note = ""
     self.bound_tokens = bound_tokens(self.body)
     self.offers = []
-    self.is_last = False
-    self.aside_usd = 0.0
-    self.prefix: tuple[int, str] | None = None
-
-  def write_steps(self) -> list[Step]:
-    """Write the conversation's steps so far, with the texts of the history.
-
-    A client may repeat a call, which gives two steps at one place. The last one counts.
-    """
-    records = self.conversation.records
-    return self.history.write_steps({record.place: record.step for record in records})
 
   def warn(self, share: float | None) -> None:
     """Tell the model what is left, from a used share of the caps on.
@@ -188,12 +178,15 @@ class ClientCall:
     """Return the headers of an answer with the purse's dollars and remaining caps."""
     purse = self.purse
     left = purse.remaining_caps
-    return write_headers(
-      {
-        "session-id": quote(purse.name, safe=" "),
-        "conversation": self.conversation and self.conversation.id,
-        "session-usd": purse.dollars.settled_usd,
-        "left-usd": left.usd,
-        "left-large-calls": left.calls,
-      }
-    )
+    values = {
+      "session-id": quote(purse.name, safe=" "),
+      "conversation": self.conversation and self.conversation.id,
+      "session-usd": purse.dollars.settled_usd,
+      "left-usd": left.usd,
+      "left-large-calls": left.calls,
+    }
+    headers = {}
+    for name, value in drop_nulls(values).items():
+      text = f"{value:.9f}" if isinstance(value, float) else str(value)
+      headers[f"x-baar-{name}"] = text
+    return headers

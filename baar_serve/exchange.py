@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import random
 import re
 import sqlite3
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from baar_jax.decide import Decider
 from baar_jax.episode import Episode, Task
 from baar_jax.llms.history import hash_text
+from baar_jax.llms.provider import endpoints
 from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
@@ -24,7 +24,7 @@ from baar_serve.forms import responses
 from baar_serve.records import Purse
 from baar_serve.request import END, Refusal, SessionScore
 from baar_serve.routed import Budgets, RoutedCall
-from baar_serve.sessions import MOST_KEPT, Sessions
+from baar_serve.sessions import Sessions
 from baar_serve.upstream import Upstream
 
 # What has sound in the JSON text of a request. A text that quotes it has a backslash
@@ -105,12 +105,6 @@ class Delivery:
       self.is_dropped |= is_cut and not any(map(END.search, self.blocks[:sent]))
 
 
-@functools.lru_cache(MOST_KEPT)
-def draw_trial(id_: str, most: int) -> int:
-  """Draw a trial number from 1 to `most`, always the same one for a task's id."""
-  return random.Random(id_).randint(1, most)
-
-
 class Exchange:
   """Route the calls of all sessions: decide, call the model, and book the cost.
 
@@ -139,8 +133,9 @@ class Exchange:
     self.config = config
     self._run = run
     models = config.models
-    indices = range(len(models.names))
-    self.upstreams = [Upstream(models, index) for index in indices]
+    self.upstreams: list[Upstream] = []
+    for index, endpoint in enumerate(endpoints(models)):
+      self.upstreams.append(Upstream(models, index, endpoint))
     # The newest answers by the client, the call's fields and the hash of its body.
     self._deliveries: dict[tuple, list[Delivery]] = {}
     self.items = responses.Items()
@@ -236,9 +231,8 @@ class Exchange:
         fields = answer.fields | {"usage": usage, "model": routed.upstream.name}
         delivery.begun.set_result((fields, routed.headers))
       else:
-        answer.until_s = until_s
         delivery.begun.set_result(({}, routed.headers))
-        async for block in routed.relay(answer):
+        async for block in routed.relay(answer, until_s):
           delivery.add(block)
       if call.form is responses.FORM:
         self.items.record(call.purse.client, call.body, routed.answer)
@@ -301,14 +295,17 @@ class Exchange:
     """Make the live episode of a call's conversation, from which its policy decides."""
     conversation = call.conversation
     history = call.history
-    steps = call.write_steps()
+    # A client may repeat a call, which gives two steps at one place. The last one
+    # counts.
+    played = {record.place: record.step for record in conversation.records}
+    steps = history.write_steps(played)
     # The id seeds the policy's random draws, and the trial number below, which sets the
     # probability of LARGE in a stratified sample. A session that is played again under
     # its name gets the same ones.
     purse = conversation.purse
     id_ = f"{purse.client}/{purse.name}/{conversation.state.opening}"
     task = Task(id_, "test", history.task, self._run.config.env.max_steps)
-    trial = draw_trial(id_, self._run.config.references.samples)
+    trial = random.Random(id_).randint(1, self._run.config.references.samples)
     return Live(
       Job(task, "reference", trial),
       purse.cap,

@@ -20,7 +20,6 @@ from baar_jax.llms.history import (
   read_turns,
 )
 from baar_jax.llms.provider import read_json
-from baar_serve.forms.chat_completions import FORM
 from baar_serve.forms.wire import WireForm
 
 # The value of `policy` that lets the trained router decide.
@@ -169,22 +168,30 @@ class CallFields(StrictRecord):
     return find_lowest(self.call_limit, *limits)
 
 
-class ClientKey(StrictRecord):
-  """A client's key, as a table of the file `keys`.
+class Caps(StrictRecord):
+  """The caps of a session.
+
+  Attributes:
+    max_usd: the cap in US dollars; None is no cap.
+    max_large_calls: the cap on LARGE calls; None is no cap.
+  """
+
+  model_config = {"extra": "forbid"}
+  max_usd: Dollars | None = None
+  max_large_calls: int | None = Field(None, ge=0, le=10**9)
+
+
+class ClientKey(Caps):
+  """A client's key, as a table of the file `keys`, with the caps of each session.
 
   Attributes:
     sha256: the SHA-256 of the key in hexadecimal digits.
     operator: whether the client sees all sessions, and may change caps.
-    max_usd: the cap of each session in US dollars; None is no cap.
-    max_large_calls: the cap of each session on LARGE calls; None is no cap.
     name: the name of the table; "" without the file.
   """
 
-  model_config = {"extra": "forbid"}
   sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
   operator: bool = False
-  max_usd: float | None = Field(None, ge=0)
-  max_large_calls: int | None = Field(None, ge=0)
   name: str = ""
 
 
@@ -253,7 +260,7 @@ class ClientHistory(History):
   atoms: list[str]
 
 
-def read_history(body: Mapping, form: WireForm = FORM) -> ClientHistory:
+def read_history(body: Mapping, form: WireForm) -> ClientHistory:
   """Read the messages of a call as an unfinished episode; see `read_turns`.
 
   Args:
@@ -324,12 +331,3 @@ def write_event(data: dict) -> bytes:
   """Write one server-sent event. An event with a type also has it as its name."""
   name = f"event: {data['type']}\n" if "type" in data else ""
   return f"{name}data: {json.dumps(data)}\n\n".encode()
-
-
-def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
-  """Return the values that are not None as headers with the prefix `x-baar-`."""
-  headers = {}
-  for name, value in drop_nulls(values).items():
-    text = f"{value:.9f}" if isinstance(value, float) else str(value)
-    headers[f"x-baar-{name}"] = text
-  return headers

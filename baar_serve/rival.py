@@ -69,21 +69,10 @@ class Rival(Upstream):
   states, or at the price of the model that its answer names.
 
   Attributes:
-    route: its model name and base URL.
     problem: the reason why the dollars of an answer are unknown; "" so far.
   """
 
-  route: str
   problem: str = ""
-
-  def __post_init__(self) -> None:
-    """Call the rival in place of a configured model.
-
-    Raises:
-      ValueError: the key is missing.
-    """
-    super().__post_init__()
-    self.use(open_endpoint(self.route))
 
   def bill(self, meter: AnswerMeter, worst_case_usd: float, most_tokens: int) -> Bill:
     """Compute the dollars of an answer."""
@@ -98,16 +87,20 @@ class Rival(Upstream):
       return Bill(usage, usd, "")
     except ValueError as error:
       self.problem = (
-        f"The rival {self.route} reports no usage with a price ({error}). Let it state "
+        f"The rival {self.name} reports no usage with a price ({error}). Let it state "
         "usage.cost or a known model, or leave it out of --config.rivals."
       )
       return Bill(NO_USAGE, worst_case_usd, self.problem)
 
 
 def seat(exchange: Exchange, route: str) -> Rival:
-  """Let a rival answer all calls of an exchange."""
+  """Let a rival answer all calls of an exchange.
+
+  Raises:
+    ValueError: the rival's key is missing.
+  """
   models = exchange.upstreams
-  rival = Rival(exchange.config.models, len(models) - 1, route)
+  rival = Rival(exchange.config.models, len(models) - 1, open_endpoint(route))
   models[:] = [rival] * len(models)
   spec = find_spec(route)
   policy = RulePolicy(spec, take_large)

@@ -258,17 +258,20 @@ class RoutedCall:
     # The attempts have spent the budget. Their failure is the cause.
     raise self.upstream.refuse(outcome)
 
-  async def relay(self, stream: Stream) -> AsyncIterator[bytes]:
+  async def relay(self, stream: Stream, until_s: float) -> AsyncIterator[bytes]:
     """Yield the events of a stream as they come, and book the reply's cost.
 
     A stream that breaks off is booked at its worst case.
+
+    Args:
+      until_s: the deadline, in seconds of the event loop's clock.
     """
     form = self.call.form
     meter = stream.meter
     message = ""
     try:
       with contextlib.closing(stream.response):
-        async for block, data in stream.events():
+        async for block, data in stream.events(until_s):
           event = meter.read(data) or {}
           kind = event.get("type") or data.decode(errors="replace")
           if event.get("error") or kind == "error":

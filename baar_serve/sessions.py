@@ -12,10 +12,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from baar_jax.episode import FAILED, PRESUMED, SMALL, Call, Step, Usage
+from baar_jax.episode import FAILED, PRESUMED, SMALL, Call, Step
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.specs import Cap
 from baar_jax.store import INSERT, OPEN, open_calls
+from baar_serve.meter import NO_USAGE
 from baar_serve.records import (
   RECORD,
   SESSIONS_SCHEMA,
@@ -372,7 +373,7 @@ class Sessions:
     """
     step = attempt.step
     if call is None and kind == PRESUMED:
-      call = Call(step.model, Usage(0, 0, 0), attempt.worst_case_usd, kind=PRESUMED)
+      call = Call(step.model, NO_USAGE, attempt.worst_case_usd, kind=PRESUMED)
     usd = 0.0
     if call is not None:
       step.calls.append(call)

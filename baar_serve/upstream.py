@@ -26,7 +26,6 @@ from baar_jax.llms.provider import (
   Endpoint,
   Outcome,
   clean,
-  endpoints,
   explain,
   read_error,
   read_refusal,
@@ -84,16 +83,14 @@ class Limits(NamedTuple):
 
   Attributes:
     tokenizer: a name. Models with one name count the same tokens in a text.
-    reply_tokens: the tokens of the longest reply, as far as it is known.
+    reply_tokens: the tokens of the longest reply, known or assumed.
     context_tokens: the tokens of the window, which holds the prompt and the reply;
       infinite if it is not known.
-    is_known: whether `reply_tokens` is known, and not assumed.
   """
 
   tokenizer: str
   reply_tokens: int
   context_tokens: float
-  is_known: bool
 
 
 def find_limits(config: UpstreamsConfig, index: int) -> Limits:
@@ -109,10 +106,8 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
-  known = reply_tokens or window
-  return Limits(
-    tokenizer or name, known or ASSUMED_REPLY, window or math.inf, bool(known)
-  )
+  longest = reply_tokens or window or ASSUMED_REPLY
+  return Limits(tokenizer or name, longest, window or math.inf)
 
 
 class PromptBound(NamedTuple):
@@ -177,6 +172,8 @@ class Upstream(PricedModel):
   Attributes:
     config: the configuration of the models.
     config_index: the model's index in the configuration.
+    endpoint: the model's name and address.
+    name: the name.
     multiples: the multiples of the list price that the last answer told. Before one,
       a public endpoint may have the costliest service tier.
     proxy: the proxy before the model's endpoint; None without one.
@@ -187,31 +184,23 @@ class Upstream(PricedModel):
 
   config: UpstreamsConfig
   config_index: int
+  endpoint: Endpoint
 
   def __post_init__(self) -> None:
-    """Find the model's endpoint, and look up the limits of all models.
+    """Find the key and the proxy of the endpoint, and the limits of all models.
 
     Raises:
-      ValueError: a key is missing, or a proxy cannot be used.
+      ValueError: the key is missing, or the proxy cannot be used.
     """
-    self.use(endpoints(self.config)[self.config_index])
     indices = range(len(self.config.names))
     self.limits_A = [find_limits(self.config, index) for index in indices]
     self.limits = self.limits_A[self.config_index]
     self.changes: dict[tuple[str, str], Change] = {}
-
-  def use(self, endpoint: Endpoint) -> None:
-    """Call an endpoint from now on.
-
-    Raises:
-      ValueError: the key is missing, or a proxy cannot be used.
-    """
-    self.endpoint = endpoint
-    self.name = endpoint.model
-    tier = 1.0 if endpoint.is_private else COSTLIEST_TIER
+    self.name = self.endpoint.model
+    tier = 1.0 if self.endpoint.is_private else COSTLIEST_TIER
     self.multiples = {"service_tier": tier}
-    self._key = endpoint.key()
-    self.proxy = find_proxy(endpoint.base_url)
+    self._key = self.endpoint.key()
+    self.proxy = find_proxy(self.endpoint.base_url)
 
   @functools.cached_property
   def http(self) -> aiohttp.ClientSession:
@@ -223,28 +212,6 @@ class Upstream(PricedModel):
     forms = self.config.forms
     # One text counts for all models.
     return form.path in forms[self.config_index % len(forms)].split()
-
-  def bound_usd(
-    self, request: Mapping, prompt_tokens: int, is_hourly: bool
-  ) -> tuple[float, float]:
-    """Compute the worst cases of the prompt, and of each token of the reply's limit.
-
-    The costlier one of the service tiers that the last answer and the request name
-    counts.
-
-    Args:
-      request: the request.
-      prompt_tokens: an upper bound on the tokens of the prompt.
-      is_hourly: `ClientCall.is_hourly`.
-    """
-    prompt_usd = self.worst_case_usd(prompt_tokens, 0)
-    if is_hourly:
-      prompt_usd += prompt_tokens * HOUR_WRITE * self.price.input / 1e6
-    token_usd = self.worst_case_usd(0, request.get("n") or 1)
-    terms = AnswerMeter(multiples={**self.multiples})
-    terms.note_terms(request)
-    multiple = math.prod(terms.multiples.values())
-    return prompt_usd * multiple, token_usd * multiple
 
   def prepare(self, call: ClientCall, config: ServeConfig) -> Offer:
     """Write a call's request to this model, and bound its tokens and dollars.
@@ -267,13 +234,18 @@ class Upstream(PricedModel):
       prompt_tokens += CHOICE_TOKENS
     most = form.find_limit(request) or config.max_reply_tokens
     is_ours = not most
-    if most and self.limits.is_known:
-      most = min(most, self.limits.reply_tokens)
-    if not most:
-      room = self.limits.context_tokens - 2 * prompt.expected_tokens
-      most = int(min(self.limits.reply_tokens, max(LEAST_REPLY, room)))
+    if is_ours:
+      most = max(LEAST_REPLY, self.limits.context_tokens - 2 * prompt.expected_tokens)
+    most = int(min(self.limits.reply_tokens, most))
     least = min(LEAST_REPLY, most)
-    prompt_usd, token_usd = self.bound_usd(request, prompt_tokens, call.is_hourly)
+    # The costlier one of the tiers that the last answer and the request name counts.
+    terms = AnswerMeter(multiples={**self.multiples})
+    terms.note_terms(request)
+    multiple = math.prod(terms.multiples.values())
+    prompt_usd = multiple * self.worst_case_usd(prompt_tokens, 0)
+    if call.is_hourly:
+      prompt_usd += multiple * prompt_tokens * HOUR_WRITE * self.price.input / 1e6
+    token_usd = multiple * self.worst_case_usd(0, request.get("n") or 1)
     grown_usd = prompt_usd * (1 + GROWTH / prompt_tokens)
     return Offer(
       request,
@@ -389,7 +361,7 @@ class Upstream(PricedModel):
         is_success = response.status // 100 == 2
         is_stream = response.content_type == "text/event-stream"
         if is_stream and is_success and request.get("stream"):
-          return Stream(response, until_s, meter)
+          return Stream(response, meter)
         body = await response.read()
     except NOT_SENT as failure:
       return dataclasses.replace(explain(failure), kind=FAILED)

@@ -9,6 +9,7 @@ from baar_jax.episode import FAILED, PRESUMED
 from baar_jax.llms.provider import Endpoint
 from baar_serve.answer import Whole
 from baar_serve.client import find_proxy
+from baar_serve.upstream import Upstream
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n8\r\n"
@@ -41,16 +42,15 @@ def ask(client):
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
       port = server.sockets[0].getsockname()[1]
-      upstream = client.exchange.upstreams[0]
       with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALL_PROXY", f"http://me:p%40@127.0.0.1:{port}")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        upstream.use(Endpoint("small", base_url.format(port=port), ""))
+        endpoint = Endpoint("small", base_url.format(port=port), "")
+        upstream = Upstream(client.config.models, 0, endpoint)
       found = []
       for _ in answers:
         found.append(await upstream.send(client.receive(), {"a": 1}))
       await upstream.http.close()
-      del upstream.http
       return found, heads
 
   def run(*answers, base_url="http://127.0.0.1:{port}/v1", closes=True):

@@ -36,11 +36,11 @@ def list_events(text):
 
   async def read():
     response = SimpleNamespace(content=SimpleNamespace(readany=read_block))
-    stream = Stream(response, asyncio.get_running_loop().time() + 9)
+    until_s = asyncio.get_running_loop().time() + 9
     events = []
     # The stream ends, and this reader does not know its end mark.
     with contextlib.suppress(aiohttp.ClientPayloadError):
-      async for event in stream.events():
+      async for event in Stream(response, AnswerMeter()).events(until_s):
         events.append(event)
     return events
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from endpoint import ASK, assistant, user
 
+from baar_serve.forms.chat_completions import FORM
 from baar_serve.request import read_history
 
 # Rows: headers, fields of the body, the path before /v1, and the session's name.
@@ -52,7 +53,8 @@ PREAMBLES = {
 
 @pytest.mark.parametrize("preamble", PREAMBLES.values(), ids=PREAMBLES)
 def test_an_agents_preamble_is_no_task(preamble):
-  read = read_history({"messages": [*preamble, user("Fix it."), assistant("a")]})
+  messages = [*preamble, user("Fix it."), assistant("a")]
+  read = read_history({"messages": messages}, FORM)
   assert (read.task, read.actions, len(read.atoms)) == ("Fix it.", ["a"], 1)
 
 
