@@ -42,7 +42,7 @@ class SelectedPolicy(NamedTuple):
   """
 
   rule: str
-  cost_weight: float | None
+  cost_weight: float | None = None
 
 
 def read_policy(state: State) -> SelectedPolicy:

@@ -16,8 +16,8 @@ from baar_jax.rollout.policy import Policy
 from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.run import Run
-from baar_serve.answer import Whole
 from baar_serve.call import ClientCall
+from baar_serve.client import Whole
 from baar_serve.config import ServeConfig
 from baar_serve.episodes import add_session
 from baar_serve.forms import responses

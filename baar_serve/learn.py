@@ -135,9 +135,10 @@ def read_tasks(path: Path, max_usd: float) -> list[str]:
     ValueError: there are too few, or no dollars to play them.
   """
   names = re.findall(r"\S.*\S|\S", require_file(path).read_text())
-  if len({*names}) < len(SPLIT_OF) or not max_usd:
+  count = len({*names})
+  if count < len(SPLIT_OF) or not max_usd:
     raise ValueError(
-      f"{path} has {len({*names})} tasks, and --max_usd is {max_usd:g}. Write at "
+      f"{path} has {count} tasks, and --max_usd is {max_usd:g}. Write at "
       f"least {len(SPLIT_OF)} different tasks, one on each line, and set --max_usd "
       "above 0."
     )

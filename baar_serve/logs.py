@@ -18,7 +18,6 @@ from baar_serve.config import ServeConfig
 from baar_serve.forms import FORMS
 from baar_serve.meter import AnswerMeter
 
-UNKNOWN = "unknown"  # The model of a reply that names none.
 SUFFIXES = (".json", ".jsonl")  # The files of a directory that are read.
 # What records of other formats, and wrong values, raise.
 WRONG = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
@@ -43,7 +42,7 @@ class LoggedCall(NamedTuple):
     task: the task's name; the same for all tries at one task. Without one in the log, a
       hash of the text.
     text: the task's text.
-    model: the model's name, as the log has it.
+    model: the model's name, as the log has it; "unknown" without one.
     observation: what is new before the action: the results of the last action, and
       later texts of the user; "" before the first action.
     action: the reply: its tool calls and its text.
@@ -192,7 +191,7 @@ def list_calls(
     usage = usage or Usage(prompt_tokens, 0, count_tokens(action))
     prompt_tokens = usage.prompt_tokens + usage.completion_tokens
     name = str(task or history.opening)
-    model = entry.model or UNKNOWN
+    model = entry.model or "unknown"
     yield LoggedCall(
       session, name, history.task, model, observation, action, usage, score
     )

@@ -23,7 +23,7 @@ from baar_serve.episodes import client_specs, name_task
 from baar_serve.request import ROUTER
 
 # The random mixes that a training task is played by, and how many (our choice).
-MIX = SelectedPolicy("stratified", None)
+MIX = SelectedPolicy("stratified")
 MIXES = 2
 
 
@@ -53,7 +53,7 @@ def list_needs(run: Run, split: str) -> list[Need]:
   tasks need nothing more.
   """
   specs = client_specs(run.config)
-  wanted = {SelectedPolicy(rule, None): specs[rule] for rule in ("small", "large")}
+  wanted = {SelectedPolicy(rule): specs[rule] for rule in ("small", "large")}
   if split == "train":
     if has_router(run):
       return []

@@ -57,7 +57,7 @@ def list_rival_needs(run: Run, route: str) -> list[Need]:
   needs = []
   for task in run.store.tasks("test"):
     if task.id not in played:
-      needs.append(Need(task, SelectedPolicy(spec.family, None), 0))
+      needs.append(Need(task, SelectedPolicy(spec.family), 0))
   return needs
 
 

@@ -11,9 +11,8 @@ from baar_jax.episode import FAILED, PRESUMED, REPLY, Call, Step
 from baar_jax.llms.history import write_action
 from baar_jax.llms.prices import ROUNDING
 from baar_jax.llms.provider import Outcome, backoff_s, explain
-from baar_serve.answer import Stream, Whole
 from baar_serve.call import ClientCall
-from baar_serve.client import LOST
+from baar_serve.client import LOST, Stream, Whole
 from baar_serve.config import ServeConfig
 from baar_serve.meter import NO_USAGE, AnswerMeter, Bill
 from baar_serve.records import Attempt, Cache, Record

@@ -39,9 +39,6 @@ DAY_S = 86_400
 MOST_KEPT = 5000
 
 
-Statement = tuple[str, tuple]
-
-
 class Sessions:
   """Store the purses, conversations and attempts of a run in its database file.
 
@@ -75,7 +72,7 @@ class Sessions:
     self._conversations: Mapping[int, Conversation] = weakref.WeakValueDictionary()
     self._kept: dict[int, Conversation] = {}
     # The statements of ended attempts, which wait for room on the disk.
-    self._late: list[Statement] = []
+    self._late: list[tuple] = []
     self._db.executescript(SESSIONS_SCHEMA)
     with self._db:
       self._db.execute("UPDATE calls SET kind = ? WHERE kind = ?", (PRESUMED, OPEN))
@@ -84,7 +81,7 @@ class Sessions:
     """Close the database file."""
     self._db.close()
 
-  def commit(self, *statements: Statement) -> list[int]:
+  def commit(self, *statements: tuple) -> list[int]:
     """Commit what waits and then these statements; return the row of each.
 
     Raises:
@@ -112,7 +109,7 @@ class Sessions:
         await asyncio.to_thread(sync_file, self._log)
         self._safe_commits = commits
 
-  def _execute(self, statements: Sequence[Statement]) -> list[int]:
+  def _execute(self, statements: Sequence[tuple]) -> list[int]:
     """Execute statements, and return the row of each."""
     return [self._db.execute(*statement).lastrowid for statement in statements]
 
@@ -344,7 +341,7 @@ class Sessions:
       purse, conversation, step, worst_case_usd, old_aside_usd, number, reservations
     )
 
-  def _set_aside(self, purse: Purse, aside_usd: float | None) -> list[Statement]:
+  def _set_aside(self, purse: Purse, aside_usd: float | None) -> list[tuple]:
     """Return the statements that store what is set aside, if it has changed."""
     if aside_usd == purse.aside_usd:
       return []
@@ -436,7 +433,7 @@ class Sessions:
     select = "SELECT count(*) FROM refusals WHERE purse = ?"
     return self.read(select, purse.id)[0][0]
 
-  def _update_record(self, record: Record) -> Statement:
+  def _update_record(self, record: Record) -> tuple:
     """Return the statement that writes the record of an attempt."""
     text = RECORD.dump_json(record).decode()
     return "UPDATE attempts SET record = ? WHERE id = ?", (text, record.number)

@@ -39,12 +39,13 @@ DEMANDED = {
   "reasoning_content": " ",
   "thought_signature": "skip_thought_signature_validator",
 }
-# The ids of tool calls that models accept, by the model's name; the first row counts.
+# The ids of tool calls that models accept, by the model's name; the first row counts,
+# and "" accepts all.
 CALL_IDS = {
   "mistral|ministral|codestral|devstral|magistral|pixtral": "[A-Za-z0-9]{9}",
   "claude": "[A-Za-z0-9_-]{1,64}",
   r"gpt|\bo\d": ".{1,40}",
-  "": ".*",
+  "": "",
 }
 # The field that may forbid all tools; without it, the tools go too.
 CHOICE = "tool_choice"

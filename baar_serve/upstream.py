@@ -30,9 +30,8 @@ from baar_jax.llms.provider import (
   read_error,
   read_refusal,
 )
-from baar_serve.answer import Stream, Whole
 from baar_serve.call import ClientCall
-from baar_serve.client import LOST, NOT_SENT, find_proxy, open_http
+from baar_serve.client import LOST, NOT_SENT, Stream, Whole, find_proxy, open_http
 from baar_serve.config import ServeConfig, UpstreamsConfig
 from baar_serve.forms.wire import WireForm, pick_headers
 from baar_serve.meter import AnswerMeter, Bill
@@ -222,7 +221,7 @@ class Upstream(PricedModel):
     form = call.form
     request = form.write_request(call.write_prompt(self.config_index), self.endpoint)
     pattern = find_row(CALL_IDS, self.name)
-    if pattern != ".*" and 'id": ' in call.text:
+    if pattern and 'id": ' in call.text:
       request[form.history] = fit_ids(request[form.history], pattern)
     for (path, _), change in self.changes.items():
       if path == form.path:

@@ -7,8 +7,7 @@ import pytest
 
 from baar_jax.episode import FAILED, PRESUMED
 from baar_jax.llms.provider import Endpoint
-from baar_serve.answer import Whole
-from baar_serve.client import find_proxy
+from baar_serve.client import Whole, find_proxy
 from baar_serve.upstream import Upstream
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

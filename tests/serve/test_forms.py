@@ -13,7 +13,7 @@ import pytest
 from baar_jax.llms.history import ToolCall, Turn
 from baar_jax.llms.prices import Price
 from baar_jax.llms.provider import ImpossibleUsage, Meter, read_error
-from baar_serve.answer import Stream
+from baar_serve.client import Stream
 from baar_serve.forms import FORMS
 from baar_serve.meter import AnswerMeter
 from baar_serve.request import hash_turn, read_history
