@@ -331,6 +331,22 @@ class Desk:
     Args:
       has_texts: whether the steps have their texts, as far as these are recorded.
     """
+    conversations = []
+    for conversation in self._sessions.list_conversations("purse = ?", purse.id):
+      steps = []
+      for record in conversation.records:
+        step = record.step
+        fields = dict(model=self._names[step.model], cost_usd=step.spent_usd)
+        if has_texts:
+          fields |= dict(observation=step.observation, action=step.action)
+        steps.append(fields | vars(step.calls[-1].usage))
+      fields = dict(
+        id=conversation.id,
+        name=conversation.name,
+        score=conversation.score,
+        steps=steps,
+      )
+      conversations.append(vars(conversation.state) | fields)
     left = purse.remaining_caps
     select = (
       "SELECT at_s, model, kind, usd FROM attempts JOIN calls USING (id) "
@@ -355,25 +371,6 @@ class Desk:
       in_flight=len(purse.open),
       changed_s=purse.changed_s,
       refusals=self._sessions.count_refusals(purse),
-      conversations=[
-        self._describe_conversation(conversation, has_texts)
-        for conversation in self._sessions.list_conversations("purse = ?", purse.id)
-      ],
+      conversations=conversations,
       failures=failures,
-    )
-
-  def _describe_conversation(self, conversation: Conversation, has_texts: bool) -> dict:
-    """Return a conversation's state and steps as JSON."""
-    steps = []
-    for record in conversation.records:
-      step = record.step
-      fields = dict(model=self._names[step.model], cost_usd=step.spent_usd)
-      if has_texts:
-        fields |= dict(observation=step.observation, action=step.action)
-      steps.append(fields | vars(step.calls[-1].usage))
-    return vars(conversation.state) | dict(
-      id=conversation.id,
-      name=conversation.name,
-      score=conversation.score,
-      steps=steps,
     )

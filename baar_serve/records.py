@@ -1,9 +1,8 @@
 """Define purses, conversations, attempts and their records; sessions.py keeps them."""
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -144,16 +143,6 @@ class Purse:
     if usd:
       self._aside = self.dollars.reserve(usd)
     self.aside_usd = usd
-
-  @contextlib.contextmanager
-  def setting_aside(self, usd: float) -> Iterator[None]:
-    """Set dollars aside for the time of a block."""
-    old_usd = self.aside_usd
-    self.set_aside(usd)
-    try:
-      yield
-    finally:
-      self.set_aside(old_usd)
 
   @property
   def is_over(self) -> bool:

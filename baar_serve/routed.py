@@ -61,9 +61,11 @@ class Budgets:
           call.aside_usd = 0.0
         elif is_led:
           call.aside_usd = min(call.offers[model].aside_usd for model in offering)
-        with purse.setting_aside(call.aside_usd):
-          models = self._list_fitting(call, offering)
-          unspent_usd = sessions.unspent_usd(purse)
+        old_usd = purse.aside_usd
+        purse.set_aside(call.aside_usd)
+        models = self._list_fitting(call, offering)
+        unspent_usd = sessions.unspent_usd(purse)
+        purse.set_aside(old_usd)
         if models:
           return models
         if needed_usd * (1 + ROUNDING) > unspent_usd:
@@ -217,7 +219,7 @@ class RoutedCall:
       retries: the number of attempts after the first one.
 
     Raises:
-      Refusal: all attempts failed, or no attempt can succeed.
+      Refusal: all attempts failed, or no further one can succeed or be afforded.
     """
     number = 0
     while True:
@@ -235,27 +237,16 @@ class RoutedCall:
       if answer.fatal or answer.hopeless or number == retries:
         raise self.upstream.refuse(answer)
       await asyncio.sleep(answer.wait_s + backoff_s(number))
-      await self.renew(answer)
       number += 1
-
-  async def renew(self, outcome: Outcome) -> None:
-    """Find out what the next attempt at the model may cost.
-
-    Args:
-      outcome: the failure of the last attempt.
-
-    Raises:
-      Refusal: the model no longer fits the budgets, or the conversation was scored
-        meanwhile.
-    """
-    with contextlib.suppress(Refusal):
-      models = await self.budgets.find_affordable(self.call)
+      models = []
+      with contextlib.suppress(Refusal):
+        models = await self.budgets.find_affordable(self.call)
       conversation = self.call.conversation
-      is_open = not conversation or conversation.score is None
-      if is_open and self.step.model in models:
-        return
-    # The attempts have spent the budget. Their failure is the cause.
-    raise self.upstream.refuse(outcome)
+      is_scored = conversation and conversation.score is not None
+      if is_scored or self.step.model not in models:
+        # The attempts have spent the budget, or the task has ended meanwhile. Their
+        # failure is the cause.
+        raise self.upstream.refuse(answer)
 
   async def relay(self, stream: Stream, until_s: float) -> AsyncIterator[bytes]:
     """Yield the events of a stream as they come, and book the reply's cost.

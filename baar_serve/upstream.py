@@ -231,7 +231,8 @@ class Upstream(PricedModel):
     if call.is_last:
       request = form.forbid_tools(request)
       prompt_tokens += CHOICE_TOKENS
-    most = form.find_limit(request) or config.max_reply_tokens
+    limits = [request.get(name) or 0 for name in form.limits]
+    most = max(limits) or config.max_reply_tokens
     is_ours = not most
     if is_ours:
       most = max(LEAST_REPLY, self.limits.context_tokens - 2 * prompt.expected_tokens)

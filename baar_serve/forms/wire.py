@@ -61,10 +61,6 @@ class WireForm:
     """
     return {"authorization": f"Bearer {key}"}
 
-  def find_limit(self, body: Mapping) -> int:
-    """Return the caller's limit on the tokens of a reply; 0 without one."""
-    return max(body.get(name) or 0 for name in self.limits)
-
   def limit_reply(self, request: dict, tokens: int, field: str) -> dict:
     """Return a copy of a request that limits the tokens of the reply.
 
