@@ -228,9 +228,9 @@ def measure_robustness(
     compare.
   """
   rows = []
-  base = _label_by_trials(profiles, base_trials)
+  base = _label_tasks(profiles, base_trials)
   for trials, repeated in repeats.items():
-    labels = {"base": base, "new": _label_by_trials(repeated, trials)}
+    labels = {"base": base, "new": _label_tasks(repeated, trials)}
     compared = pd.DataFrame(labels).dropna()
     is_hard = compared == "hard"
     row = {
@@ -245,18 +245,17 @@ def measure_robustness(
   return rows
 
 
-def _label_by_trials(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:
-  """Label each task with its difficulty by its first trials.
+def _label_tasks(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:
+  """Return the difficulty of each task, by its id.
 
-  A task with fewer trials is left out.
+  A task that lacks trials is left out.
 
   Args:
-    trials: the number of trials of each boundary to use.
+    profiles: the profiles by task id.
+    trials: the number of trials of each boundary that a complete profile has.
   """
   labels = {}
   for id_, profile in profiles.items():
-    small = [trial.success for trial in profile.small[:trials]]
-    large = [trial.success for trial in profile.large[:trials]]
-    if len(small) == len(large) == trials:
-      labels[id_] = rewards.difficulty(small, large)
+    if len(profile.small) == len(profile.large) == trials:
+      labels[id_] = profile.difficulty
   return labels
