@@ -18,12 +18,11 @@ from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS, KEY, Store, read_spent
 
 RESAMPLES = 1000  # Number of resamples of the tasks per interval.
-# The metrics of the report, with their names for readers.
 # The family of BoPO's points without a cap, which the ablations are compared with.
 COMPARED = "compared"
+# The metrics of the report, with their names for readers.
 METRICS = {"score_percent": "mean score", "success_percent": "success rate"}
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
-RESAMPLED_COLUMNS = (*COMPARED_COLUMNS, "hard", "hard_usd")
 # Largest share of its episodes that a policy may lack and still be evaluated.
 LEFT_OUT_LIMIT = 0.05
 
@@ -76,14 +75,14 @@ class Evaluation:
     """Compute the mean dollars and METRICS of each policy in each resample.
 
     Returns:
-      For each of RESAMPLED_COLUMNS a table with a row per policy and a column per
-        resample. Column 0 has the means of the unchanged data.
+      For each of COMPARED_COLUMNS, `hard` and `hard_usd` a table with a row per policy
+        and a column per resample. Column 0 has the means of the unchanged data.
     """
     tasks = len(self.tasks)
     seeds = self.episodes.training_seed.nunique()
     draws = frontier.draw(tasks, seeds, RESAMPLES)
     means = {}
-    for column in RESAMPLED_COLUMNS:
+    for column in (*COMPARED_COLUMNS, "hard", "hard_usd"):
       value_PxNxR = self._by_seed(column).to_numpy().reshape(-1, tasks, seeds)
       mean_PxB = frontier.means(value_PxNxR, self.entries.trained.to_numpy(), draws)
       means[column] = pd.DataFrame(mean_PxB, self.entries.index)
@@ -105,17 +104,6 @@ class Evaluation:
     return 100 * means if column in METRICS else means
 
 
-def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
-  """Return the keys of the episodes that each policy plays on a split.
-
-  Args:
-    split: "dev" or "test".
-  """
-  tasks = [task.id for task in store.tasks(split)]
-  trials = range(config.evaluate.seeds)
-  return pd.MultiIndex.from_product([tasks, [split], trials])
-
-
 def load_split(
   store: Store, listed: Sequence[PolicySpec], config: Config, split: str
 ) -> Evaluation:
@@ -134,10 +122,16 @@ def load_split(
     ValueError: a policy lacks more than the share LEFT_OUT_LIMIT of its episodes, or
       there is no pair of task and trial of which every policy has an episode.
   """
-  keys = list_keys(store, config, split)
+  ids = [task.id for task in store.tasks(split)]
+  trials = range(config.evaluate.seeds)
+  keys = pd.MultiIndex.from_product([ids, [split], trials])
+  episodes = store.table([spec.key for spec in listed])
+  episodes = episodes.set_index([*KEY[1:]], drop=False)
+  episodes = episodes[episodes.index.isin(keys)]
+  counts = episodes.policy.value_counts()
   entries = {}
   for spec in listed:
-    if not _has_enough(store, spec.key, keys):
+    if counts.get(spec.key, 0) < (1 - LEFT_OUT_LIMIT) * len(keys):
       raise ValueError(
         f"{spec.family} lacks episodes on {split}: play or record them first "
         "(--stage=evaluate)"
@@ -150,7 +144,6 @@ def load_split(
     }
   frame = pd.DataFrame.from_dict(entries, orient="index").rename_axis("policy")
   frame = frame.astype(dict.fromkeys(BUDGETS, float))
-  episodes = store.table([*frame.index]).set_index([*KEY[1:]], drop=False)
   counts = episodes.index.value_counts().reindex(keys, fill_value=0)
   complete = keys[counts.to_numpy() == len(frame)]
   if complete.empty:
@@ -170,11 +163,6 @@ def load_split(
   left_out = len(keys) - len(complete)
   sr = f"{load(config.env.kind).metric}_percent"
   return Evaluation(frame, episodes, tasks, left_out, sr)
-
-
-def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
-  """Tell whether a policy lacks at most the share LEFT_OUT_LIMIT of its episodes."""
-  return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
 def read_ledger(config: Config, directory: Path) -> pd.DataFrame:
