@@ -167,9 +167,37 @@ class Results:
 
   @functools.cached_property
   def policies(self) -> pd.DataFrame:
-    """Return a row per chosen policy, by its key, with its label and its figures."""
-    labels = {s.key: label_policy(s, self.labels) for s in self.choice.entries}
-    return tabulate_policies(self.data).assign(label=pd.Series(labels))
+    """Compute every policy's means per task with intervals, and its overspends.
+
+    `saved_share` is the share of always-LARGE's dollars that a policy saves, and
+    `lead_points` its SR minus always-LARGE's; both are paired by task. `use_share` is
+    the share of a cap that was used. `overspends` counts the episodes whose dollars
+    exceed their cap.
+
+    Returns:
+      A row per chosen policy, by its key, with its label.
+    """
+    data = self.data
+    table = data.entries.drop(columns="trained")
+    columns = ["deciding_usd", "counted_usd", "spent_usd", "steps", "large_calls"]
+    table = table.join(data.mean(columns))
+    for column in COMPARED_COLUMNS:
+      table = table.join(intervals(column, data.resampled[column]))
+    large = BOUNDARY_KEYS[1]
+    usd_PxB = data.resampled["cost_usd"]
+    sr_PxB = data.resampled[data.sr]
+    table = table.join(intervals("saved_share", 1 - usd_PxB / usd_PxB.loc[large]))
+    table = table.join(intervals("lead_points", sr_PxB - sr_PxB.loc[large]))
+    used = table.large_calls.where(table.call_budget.notna(), table.counted_usd)
+    cap = table.call_budget.fillna(table.usd_budget)
+    table["use_share"] = (used / cap).where(cap > 0)
+    episodes = data.episodes
+    # A tiny difference may come from the rounding of floats, and is no overspend.
+    over = episodes.counted_usd > episodes.usd_budget + 1e-12
+    over |= episodes.large_calls > episodes.call_budget
+    table["overspends"] = over.groupby(episodes.policy).sum()
+    table["label"] = [label_policy(spec, self.labels) for spec in self.choice.entries]
+    return table
 
   @functools.cached_property
   def metrics(self) -> list[str]:
@@ -283,8 +311,27 @@ class Results:
 
   @functools.cached_property
   def hard_budget(self) -> pd.DataFrame:
-    """Return a row per cap K and family, with the family's best policy on dev."""
-    return hard_budgets(self.data, self.policies, self.choice)
+    """Return the figures of each family under each cap K.
+
+    The boundary policies, which have no cap, are in the rows of every K, with their
+    LARGE calls as a share of K, as in the paper's Table 1. A row has the figures of the
+    family's best policy on dev under the cap. `gain_points` is the main family's SR
+    under the cap minus the row's SR, paired by task.
+    """
+    shown = [*BOUNDARY_KEYS, *self.choice.best]
+    table = self.policies[self.policies.index.isin(shown)].reset_index()
+    groups = [pd.DataFrame()]
+    for K in sorted(table.call_budget.dropna().unique()):
+      group = table[table.call_budget.eq(K) | table.policy.isin(BOUNDARY_KEYS)]
+      sr_PxB = self.data.resampled[self.data.sr].loc[group.policy].set_axis(group.index)
+      is_main = group.family == self.choice.main
+      # If the main family has no policy under this cap, the mean is NaN, so every gain
+      # is NaN too.
+      gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
+      use_share = group.use_share.fillna(group.large_calls / K)
+      group = group.assign(K=int(K), use_share=use_share)
+      groups.append(group.join(intervals("gain_points", gain_PxB)))
+    return pd.concat(groups, ignore_index=True)
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
@@ -299,63 +346,3 @@ def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
   """
   rows = [interval(name, value_B) for value_B in value_PxB.to_numpy()]
   return pd.DataFrame(rows, value_PxB.index)
-
-
-def tabulate_policies(data: Evaluation) -> pd.DataFrame:
-  """Compute every policy's means per task with intervals, and its overspends.
-
-  `saved_share` is the share of always-LARGE's dollars that a policy saves, and
-  `lead_points` its SR minus always-LARGE's; both are paired by task. `use_share` is the
-  share of a cap that was used. `overspends` counts the episodes whose dollars exceed
-  their cap.
-
-  Returns:
-    A row per policy, by its key.
-  """
-  table = data.entries.drop(columns="trained")
-  columns = ["deciding_usd", "counted_usd", "spent_usd", "steps", "large_calls"]
-  table = table.join(data.mean(columns))
-  for column in COMPARED_COLUMNS:
-    table = table.join(intervals(column, data.resampled[column]))
-  large = BOUNDARY_KEYS[1]
-  usd_PxB = data.resampled["cost_usd"]
-  sr_PxB = data.resampled[data.sr]
-  table = table.join(intervals("saved_share", 1 - usd_PxB / usd_PxB.loc[large]))
-  table = table.join(intervals("lead_points", sr_PxB - sr_PxB.loc[large]))
-  used = table.large_calls.where(table.call_budget.notna(), table.counted_usd)
-  cap = table.call_budget.fillna(table.usd_budget)
-  table["use_share"] = (used / cap).where(cap > 0)
-  episodes = data.episodes
-  # A tiny difference may come from the rounding of floats, and is no overspend.
-  over = episodes.counted_usd > episodes.usd_budget + 1e-12
-  over |= episodes.large_calls > episodes.call_budget
-  table["overspends"] = over.groupby(episodes.policy).sum()
-  return table
-
-
-def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-  """Return the figures of each family under each cap K.
-
-  The boundary policies, which have no cap, are in the rows of every K, with their LARGE
-  calls as a share of K, as in the paper's Table 1. A row has the figures of the
-  family's best policy on dev under the cap. `gain_points` is the main family's SR
-  under the cap minus the row's SR, paired by task.
-
-  Args:
-    data: the evaluation on test.
-    table: the rows of `tabulate_policies`.
-    choice: the policies that dev has chosen.
-  """
-  table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])].reset_index()
-  groups = [pd.DataFrame()]
-  for K in sorted(table.call_budget.dropna().unique()):
-    group = table[table.call_budget.eq(K) | table.policy.isin(BOUNDARY_KEYS)]
-    sr_PxB = data.resampled[data.sr].loc[group.policy].set_axis(group.index)
-    is_main = group.family == choice.main
-    # If the main family has no policy under this cap, the mean is NaN, so every gain is
-    # NaN too.
-    gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
-    use_share = group.use_share.fillna(group.large_calls / K)
-    group = group.assign(K=int(K), use_share=use_share)
-    groups.append(group.join(intervals("gain_points", gain_PxB)))
-  return pd.concat(groups, ignore_index=True)
