@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 from tiny import call, episode
 
 from baar_jax.config import Config
@@ -12,9 +12,10 @@ from baar_jax.episode import Episode, Task
 from baar_jax.families.family import RouterSpec
 from baar_jax.families.rules import RandomSpec
 from baar_jax.report.compare import Results
+from baar_jax.report.table import load_split
 from baar_jax.rollout.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.rollout.specs import Cap, PolicySpec
-from baar_jax.stages.evaluate import load_results
+from baar_jax.stages.evaluate import LABELS, choose_on_dev
 from baar_jax.store import Store
 from configs.sciworld import ABLATIONS
 
@@ -118,7 +119,14 @@ def add_costs(made: Episode, family: str, is_replayed: bool) -> None:
       step.calls.append(call(0, 0.5, kind="proposal", replayed=is_replayed))
 
 
+def read(store: Store, policies: list[Played], settings: Config) -> Results:
+  """Compute the report's results on stored episodes of these policies."""
+  choice = choose_on_dev(store, specs(policies), settings)
+  data = load_split(store, choice.entries, settings, "test")
+  none = pd.DataFrame()
+  return Results(settings, choice, data, LABELS, none, [], none)
+
+
 def figures(policies: list[Played], settings: Config | None = None) -> Results:
   """Compute the report's results on these policies."""
-  settings = settings or config()
-  return load_results(fill(policies), specs(policies), settings, Path("none"))
+  return read(fill(policies), policies, settings or config())

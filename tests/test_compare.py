@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from report_store import (
@@ -17,6 +16,7 @@ from report_store import (
   config,
   figures,
   fill,
+  read,
   specs,
 )
 
@@ -28,7 +28,7 @@ from baar_jax.report.page import claim, main_budgets, terminal_table
 from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.jobs import BOUNDARY_KEYS
 from baar_jax.rollout.specs import Cap
-from baar_jax.stages.evaluate import LABELS, choose_on_dev, load_results
+from baar_jax.stages.evaluate import LABELS, choose_on_dev
 from configs import reproduce
 from configs.sciworld import ABLATIONS
 
@@ -134,7 +134,7 @@ def test_the_choice_does_not_depend_on_test():
   # On test the chosen point is no better than SMALL, and another would be on the hull.
   where = f"policy = '{CHOSEN}' AND purpose = 'test'"
   store._db.execute(f"UPDATE episodes SET score = 0, success = 0 WHERE {where}")
-  results = load_results(store, specs(THREE), config(), Path("none"))
+  results = read(store, THREE, config())
   bopo = results.frontiers.set_index("metric").loc["success_percent"]
   # At (1/2, -1/2), for 25 is 0: -1/8 to the left, and (-1/2 + 1) / 4 to the right.
   assert bopo.policies == [CHOSEN] and bopo.area == pytest.approx(0)
@@ -172,7 +172,7 @@ def test_caps_in_dollars_are_not_on_the_frontier():
   store._db.execute(
     f"UPDATE episodes SET counted_usd = 10 WHERE {costly}"
   )  # not as billed
-  results = load_results(store, specs(listed), config(), Path("none"))
+  results = read(store, listed, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap.
   row = results.policies.loc[spec.key]
   assert (row.overspends, row.use_share) == (2, 1.0)

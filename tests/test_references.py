@@ -99,7 +99,7 @@ NEW = profiles_of(
 def test_robustness_compares_new_trials(base_trials, repeats, expected):
   rows = table.measure_robustness(BASE, base_trials, repeats)
   # A share of nothing is NaN, which no number equals.
-  figures = [[x if x == x else None for x in row.values()] for row in rows]
+  figures = [[x if x == x else None for x in row] for row in rows.to_numpy()]
   assert figures == expected
 
 

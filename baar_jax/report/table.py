@@ -198,7 +198,7 @@ def measure_robustness(
   profiles: Mapping[str, Profile],
   base_trials: int,
   repeats: Mapping[int, Mapping[str, Profile]],
-) -> list[dict]:
+) -> pd.DataFrame:
   """Measure how stable the difficulties are under new trials (paper: appendix).
 
   Only tasks that have all trials of both compared numbers count.
@@ -209,7 +209,7 @@ def measure_robustness(
     repeats: for each number of new trials, the profiles by these trials.
 
   Returns:
-    One row per number of `trials`. `tasks` is the number of compared tasks, and
+    A row per number of `trials`. `tasks` is the number of compared tasks, and
     `agreement` the share of them with the same difficulty. `hard` and `base_hard` count
     the hard tasks by these trials and by the profile's. `hard_jaccard` is the Jaccard
     similarity of the two sets of hard tasks. A share is NaN if there is nothing to
@@ -230,7 +230,7 @@ def measure_robustness(
       "hard_jaccard": is_hard[is_hard.any(axis=1)].all(axis=1).mean(),
     }
     rows.append(row)
-  return rows
+  return pd.DataFrame(rows)
 
 
 def _label_tasks(profiles: Mapping[str, Profile], trials: int) -> dict[str, str]:

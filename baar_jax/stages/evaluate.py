@@ -1,8 +1,7 @@
 """Run the stages evaluate and report."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -14,7 +13,6 @@ from baar_jax.families.table import (
   open_with,
   require_trained,
 )
-from baar_jax.paper.references import Profile
 from baar_jax.report import frontier
 from baar_jax.report.compare import Choice, Results, label_policy
 from baar_jax.report.table import (
@@ -179,39 +177,6 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
   ]
 
 
-def load_results(
-  store: Store,
-  listed: Sequence[PolicySpec],
-  config: Config,
-  directory: Path,
-  robustness: Sequence[dict] = (),
-  profiles: Iterable[Profile] = (),
-) -> Results:
-  """Read what the report shows.
-
-  Args:
-    store: the run's store.
-    listed: the policies that were played on dev.
-    config: the run's configuration.
-    directory: the run's directory.
-    robustness: the result of `measure_robustness`.
-    profiles: the profiles of the training tasks.
-
-  Raises:
-    ValueError: a policy's episodes are missing.
-  """
-  choice = choose_on_dev(store, listed, config)
-  return Results(
-    config=config,
-    choice=choice,
-    data=load_split(store, choice.entries, config, "test"),
-    labels=LABELS,
-    robustness=pd.DataFrame(robustness),
-    inverted=[profile.cost_small > profile.cost_large for profile in profiles],
-    ledger=read_ledger(config, directory),
-  )
-
-
 def report(run: Run) -> None:
   """Write the results as a page, figures and tables, and print the main results."""
   config = run.config
@@ -230,9 +195,15 @@ def report(run: Run) -> None:
   # The page needs matplotlib, which takes a second to import. Only this stage needs it.
   from baar_jax.report import page
 
-  robustness = measure_robustness(profiles, config.profile.trials, repeats)
-  results = load_results(
-    run.store, listed, config, run.dir, robustness, profiles.values()
+  choice = choose_on_dev(run.store, listed, config)
+  results = Results(
+    config=config,
+    choice=choice,
+    data=load_split(run.store, choice.entries, config, "test"),
+    labels=LABELS,
+    robustness=measure_robustness(profiles, config.profile.trials, repeats),
+    inverted=[p.cost_small > p.cost_large for p in profiles.values()],
+    ledger=read_ledger(config, run.dir),
   )
   print(page.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
