@@ -170,10 +170,8 @@ def write(results: Results, directory: Path) -> Path:
       file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
       figures[metric] = save(draw_frontier(results, metric), file)
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
-  )
-  template = environment.get_template("page.html.j2")
+  source = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+  template = jinja2.Template(source, autoescape=True)
   page = directory / "index.html"
   page.write_text(
     template.render(
