@@ -248,9 +248,11 @@ def draw_frontier(results: Results, metric: str) -> Figure:
       label=results.label(row.family),
     )
     faint = {"color": f"C{place}", "alpha": 0.4, "linewidth": 0.8}
-    for _, p in line[1:-1].iterrows():
-      axes.hlines(p[metric], p.cost_usd_low, p.cost_usd_high, **faint)
-      axes.vlines(p.cost_usd, p[f"{metric}_low"], p[f"{metric}_high"], **faint)
+    inner = line[1:-1]
+    axes.hlines(inner[metric], inner.cost_usd_low, inner.cost_usd_high, **faint)
+    axes.vlines(
+      inner.cost_usd, inner[f"{metric}_low"], inner[f"{metric}_high"], **faint
+    )
   figure.legend(loc="outside upper center", ncols=2)
   return figure
 
@@ -301,16 +303,16 @@ def main_budgets(results: Results) -> pd.DataFrame:
 
   The difference is the main family's SR minus First-Large's, paired by task.
   """
-  rows = results.hard_budget
-  scores = rows.pivot(index="K", columns="family", values=results.data.sr)
-  compared = [family for family in _compared(results) if family in scores]
-  table = scores[compared].map("{:.1f}".format, na_action="ignore")
-  if FIRST_LARGE in compared:
-    first = rows[rows.family == FIRST_LARGE].set_index("K")
-    place = min(1, len(compared))
-    table.insert(place, "Over First-Large", as_texts(results, first, "gain_points"))
-  table = table.rename(columns=results.label).rename_axis(None, axis=1)
-  return table.reset_index().fillna(DASH)
+  rows = results.hard_budget.set_index("K")
+  columns = {}
+  for family in _compared(results):
+    under = rows[rows.family == family]
+    if family == FIRST_LARGE:
+      gains = as_texts(results, under, "gain_points")
+      columns["Over First-Large"] = gains["gain points"]
+    columns[results.label(family)] = under[results.data.sr].map("{:.1f}".format)
+  table = pd.DataFrame(columns).dropna(axis=1, how="all")
+  return table.rename_axis("K").reset_index().fillna(DASH)
 
 
 def _compared(results: Results) -> list[str]:
@@ -371,14 +373,7 @@ def terminal_table(results: Results) -> str:
   There is a line per policy, a table of the caps K, a line with what acted and what was
   paid for it, the page's claim, and its advice.
   """
-  sr = results.data.sr
-  columns = [
-    "label",
-    *dict.fromkeys((sr, "success_percent")),
-    "cost_usd",
-    "large_calls",
-    "use_share",
-  ]
+  columns = ["label", *results.metrics, "cost_usd", "large_calls", "use_share"]
   # Without the ends of the intervals, which the page has.
   policies = as_texts(results, results.policies[columns], *columns)
   lines = [policies.set_index("label").to_string()]
@@ -388,4 +383,6 @@ def terminal_table(results: Results) -> str:
   for part, usd in results.ledger.itertuples(index=False):
     parts.append(f"{part} ${usd:.4f}")
   lines.append(", ".join(parts))
-  return "\n".join(filter(None, [*lines, claim(results, sr), advise(results)]))
+  return "\n".join(
+    filter(None, [*lines, claim(results, results.data.sr), advise(results)])
+  )
