@@ -168,7 +168,9 @@ def write(results: Results, directory: Path) -> Path:
   with style.context("seaborn-v0_8-whitegrid"):
     for metric in results.metrics:
       file = directory / f"frontier_{metric.removesuffix('_percent')}.png"
-      figures[metric] = save(draw_frontier(results, metric), file)
+      draw_frontier(results, metric).savefig(file, dpi=144)
+      picture = base64.b64encode(file.read_bytes()).decode()
+      figures[metric] = f"data:image/png;base64,{picture}"
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
   source = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
   template = jinja2.Template(source, autoescape=True)
@@ -189,12 +191,6 @@ def write(results: Results, directory: Path) -> Path:
     encoding="utf-8",
   )
   return page
-
-
-def save(figure: Figure, file: Path) -> str:
-  """Write a figure to a PNG file, and return it as a data URL for the page."""
-  figure.savefig(file, dpi=144)
-  return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def has_synthetic_games(config: EnvConfig) -> bool:
