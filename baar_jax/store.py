@@ -66,15 +66,18 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
 
 
 COLUMNS = tuple(summarize_episode(Episode("", "", "test", 0, [], 0.0, "")))
-_SCHEMA = (
-  "CREATE TABLE IF NOT EXISTS tasks "
-  "(split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place))",
-  "CREATE TABLE IF NOT EXISTS episodes (policy TEXT, task_id TEXT, purpose TEXT, "
-  f"trial INTEGER, {', '.join(COLUMNS)}, episode TEXT, "
-  f"PRIMARY KEY ({', '.join(KEY)}), CHECK (ifnull("
-  "score BETWEEN 0 AND 1 AND cost_usd >= 0 AND spent_usd >= 0, 0)))",
-  "CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY)",
-)
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS tasks (
+  split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place));
+CREATE TABLE IF NOT EXISTS episodes (
+  policy TEXT, task_id TEXT, purpose TEXT, trial INTEGER, {", ".join(COLUMNS)},
+  episode TEXT, PRIMARY KEY ({", ".join(KEY)}), CHECK (
+  ifnull(score BETWEEN 0 AND 1 AND cost_usd >= 0 AND spent_usd >= 0, 0)));
+CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
 
 
 # Fields of the configuration that may change between the stages of one run. A changed
@@ -117,17 +120,9 @@ class Store:
     self._db.execute("PRAGMA synchronous=NORMAL")
     (version,) = self._db.execute("PRAGMA user_version").fetchone()
     if not version:  # A new file has the version 0.
-      self._create()
+      self._db.executescript(_SCHEMA)
     if version not in (0, VERSION):
       raise ValueError(OTHER_VERSION.format(path))
-
-  def _create(self) -> None:
-    """Create the tables in a new file."""
-    with self._db:
-      self._db.execute("BEGIN IMMEDIATE")
-      for statement in _SCHEMA:
-        self._db.execute(statement)
-      self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
     """Store all tasks of a split in their order. They replace the tasks stored before.
@@ -172,7 +167,7 @@ class Store:
         row = (*key, *columns, episode.to_json())
         places = ", ".join("?" * len(row))
         self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
-      self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
+      self._db.executemany("INSERT OR IGNORE INTO finished VALUES (?)", zip(finished))
 
   def adopt(
     self, directory: Path, conditions: Mapping[str, Any], purposes: Sequence[Purpose]
@@ -284,8 +279,7 @@ class Store:
 
   def finish(self, stage: str) -> None:
     """Mark a stage as finished."""
-    with self._db:
-      self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
+    self.add(finished=[stage])
 
   def finished(self, stage: str) -> bool:
     """Tell whether a stage is finished."""
