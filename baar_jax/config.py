@@ -43,12 +43,12 @@ section = dataclass(config=STRICT)
 validator = model_validator(mode="after")
 
 
-def positive(default: float, most: float = 1_000_000) -> Any:
+def positive(default: float, most: float = 999_999) -> Any:
   """Declare a field of a configuration whose value is above 0.
 
   Args:
     default: the field's default.
-    most: the largest number that is accepted.
+    most: the largest number that is accepted. Keys of policies have six digits.
   """
   return Field(default, gt=0, le=most)
 
@@ -296,7 +296,7 @@ class ValueConfig:
       multiple of their own standard deviation.
   """
 
-  updates: int = Field(0, ge=0, lt=1_000_000)
+  updates: int = not_negative(0, 999_999)
   cost_weights: tuple[CostWeight, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   capped_cost_weights: tuple[CostWeight, ...] = Field((0.0, 1.0), min_length=1)
   heads: int = positive(5, 100)
@@ -319,8 +319,8 @@ class SFTConfig:
       and the single-turn classifier.
   """
 
-  updates: int = Field(150, gt=0, lt=1_000_000)
-  check_every: int = Field(5, gt=0, lt=1_000_000)
+  updates: int = positive(150)
+  check_every: int = positive(5)
   batch_episodes: int = positive(64)
   micro_episodes: int = positive(16, 100_000)
   learning_rate: float = positive(2e-5, 1)
@@ -364,7 +364,7 @@ class BoPOConfig:
   reference_guided: bool = True
   kl_beta: float = not_negative(0.04, 100)
   learning_rate: float = positive(1e-6, 1)
-  last_rate: float = Field(1.0, ge=0, le=1)
+  last_rate: float = not_negative(1.0, 1)
   updates: int = positive(100, 3000)
   tasks_per_update: int = positive(8, 100_000)
   vanilla_learning_rate: float = positive(1e-6, 1)
