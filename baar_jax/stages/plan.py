@@ -13,7 +13,7 @@ from baar_jax.families.table import list_specs, list_trained
 from baar_jax.families.zero_shot import ZeroShotSpec
 from baar_jax.llms.prices import format_usd, prices_of
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import BOUNDARIES, Plan, ProfiledTasks
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, Plan, ProfiledTasks
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.weights import check_directory
 from baar_jax.run import adopt_episodes, load_profiles
@@ -100,12 +100,12 @@ def tabulate(config: Config, stages: Sequence[str]) -> pd.DataFrame:
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
-    plans = list_plans(config, store, stage)
-    for spec, planned in itertools.chain(*(plan.items() for plan in plans)):
-      stored = store.keys(spec.key)
-      missing = [job for job in planned if job.key not in stored]
-      calls, usd = estimate(config, outcomes, spec)
-      rows.loc[stage] += [len(missing), len(missing) * calls, 0.0, len(missing) * usd]
+    for plan in list_plans(config, store, stage):
+      for spec, planned in plan.items():
+        stored = store.keys(spec.key)
+        missing = sum(job.key not in stored for job in planned)
+        calls, usd = estimate(config, outcomes, spec)
+        rows.loc[stage] += [missing, missing * calls, 0.0, missing * usd]
   if config.models.kind == "chat":
     live = config.env.live_episodes * config.distributed.processes
     rows.hours = rows.calls * (store.mean_latency_s() or STEP_S) / live / 3600
@@ -125,14 +125,14 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   outcomes = store.table().groupby("policy")[["steps", "spent_usd"]].mean()
   prices = prices_of(config.models)
   growth = base.load(config.env.kind).prompt_growth
-  for spec, price in zip(BOUNDARIES, (prices[0], prices[-1])):
-    if spec.key not in outcomes.index:
+  for key, price in zip(BOUNDARY_KEYS, (prices[0], prices[-1])):
+    if key not in outcomes.index:
       steps = STEPS * config.env.max_steps
       # The mean prompt of an episode, in tokens. `growth` is the number of tokens by
       # which each step lengthens the prompt.
       prompt = PROMPT + growth * (steps - 1) / 2
       usd = steps * price.cost_usd(Usage(round(prompt), 0, REPLY))
-      outcomes.loc[spec.key] = [steps, usd]
+      outcomes.loc[key] = [steps, usd]
   return outcomes
 
 
@@ -141,8 +141,9 @@ def estimate(
 ) -> tuple[float, float]:
   """Estimate the model calls and dollars of one episode of a policy.
 
-  If the policy has stored episodes, the estimate is their mean. Otherwise it is the
-  mean of the two boundary policies. A zero-shot router's judge is added.
+  If the policy has stored episodes, the estimate is their mean. Else it is the mean of
+  the episodes without a cap of a family that has no parameters, or else the mean of the
+  two boundary policies. To the latter a zero-shot router's judge is added.
 
   Args:
     config: the configuration.
@@ -154,11 +155,10 @@ def estimate(
   """
   if spec.key in outcomes.index:
     calls, usd = outcomes.loc[spec.key]
+  elif spec.family in outcomes.index:
+    calls, usd = outcomes.loc[spec.family]
   else:
-    between = [other.key for other in BOUNDARIES]
-    if spec.family in between:
-      between = [spec.family]
-    calls, usd = outcomes.loc[between].mean()
+    calls, usd = outcomes.loc[[*BOUNDARY_KEYS]].mean()
     if isinstance(spec, ZeroShotSpec):
       (price,) = prices_of(config.baselines.judge)
       usd += calls * price.cost_usd(JUDGED)
