@@ -295,7 +295,7 @@ class Results:
       gains["BoPO moves dollars to hard tasks"] = hard_B - usd["hard"]
     rows = []
     for text, gain_B in gains.items():
-      gain = interval("gain", np.asarray(gain_B))
+      gain = interval("gain", gain_B)
       verdict = "not shown"
       if gain["gain_low"] > 0:
         verdict = "holds"

@@ -259,4 +259,4 @@ def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
   low = high = np.nan
   if np.isfinite(value) and 2 * len(drawn) >= len(value_B) - 1:
     low, high = np.percentile(drawn, [2.5, 97.5])
-  return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
+  return {name: value, f"{name}_low": low, f"{name}_high": high}
