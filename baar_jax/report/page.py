@@ -223,8 +223,7 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   """
   figure = Figure(figsize=(5.6, 5.0), layout="constrained")
   axes = figure.subplots()
-  axes.set(xlabel="dollars per task (list price)")
-  axes.set(ylabel=f"{METRICS[metric]}, %")
+  axes.set(xlabel="dollars per task (list price)", ylabel=f"{METRICS[metric]}, %")
   policies = results.policies
   small, large = BOUNDARY_KEYS
   ends = policies.loc[[small, large], ["cost_usd", metric]]
