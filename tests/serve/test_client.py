@@ -64,6 +64,8 @@ def ask(client):
     (SIZED + BODY, False),
     (SIZED + BODY + OTHER, False),
     (CHUNKED + BODY + b"\r\n0\r\n\r\n", False),
+    # The bytes of an answer are not unpacked.
+    (HEAD + b"content-encoding: gzip\r\n" + SIZED[len(HEAD) :] + BODY, False),
     (b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + SIZED + BODY, False),
     # Without a length, the body ends with the connection.
     (HEAD + b"\r\n" + BODY, True),
@@ -124,12 +126,6 @@ def test_a_redirect_is_not_followed_and_a_cookie_not_kept(ask):
   assert not any(b"cookie" in head.lower() for head in heads)
 
 
-def test_a_compressed_answer_is_not_unpacked(ask):
-  head = SIZED.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
-  (found,), _ = ask(head + BODY)
-  assert found.fields == {"n": 1}
-
-
 def test_a_proxy_gets_its_password_and_the_tunnel(ask):
   _, (head,) = ask(SIZED + BODY, base_url="http://models.test/v1")
   assert head.startswith(b"POST http://models.test/v1/chat/completions HTTP/1.1\r\n")
@@ -141,16 +137,12 @@ def test_a_proxy_gets_its_password_and_the_tunnel(ask):
 
 
 def test_the_environment_names_proxies(monkeypatch):
-  for name in ("HTTP_PROXY", "HTTPS_PROXY"):
-    monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv(name.lower(), raising=False)
-  monkeypatch.setenv("ALL_PROXY", "http://all:1")
-  monkeypatch.setenv("HTTPS_PROXY", "tls:2")
-  monkeypatch.setenv("NO_PROXY", "near.test,127.0.0.1")
+  environ = {"ALL_PROXY": "http://all:1", "HTTPS_PROXY": "tls:2"}
+  environ["NO_PROXY"] = "near.test"
+  monkeypatch.setattr("os.environ", environ)
   assert find_proxy("http://models.test/v1") == "http://all:1"
   assert find_proxy("https://models.test/v1") == "http://tls:2"
   assert find_proxy("https://a.near.test/v1") is None
-  assert find_proxy("http://127.0.0.1:8000/v1") is None
-  monkeypatch.setenv("ALL_PROXY", "socks5://all:1")
+  environ["ALL_PROXY"] = "socks5://all:1"
   with pytest.raises(ValueError, match="set http:// addresses"):
     find_proxy("http://models.test/v1")
