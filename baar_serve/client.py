@@ -65,6 +65,7 @@ def open_http(timeout_s: float, proxy: str | None) -> aiohttp.ClientSession:
     # Cookies are not kept, so that the provider cannot link calls by cookies.
     cookie_jar=aiohttp.DummyCookieJar(),
     auto_decompress=False,
+    max_field_size=1 << 16,  # characters of a header
     timeout=aiohttp.ClientTimeout(None, connect=min(CONNECT_S, timeout_s)),
     proxy=proxy,
   )
