@@ -59,11 +59,13 @@ def profile(run: Run) -> None:
     check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
   run.play("profile", jobs.list_profile(config, tasks), open_with(run.files()))
-  train = load_profiles(run.store, config, "train")
-  dev = load_profiles(run.store, config, "dev")
-  for task in tasks:
-    if task.id not in train and task.id not in dev:
-      run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
+  for split in ("train", "dev"):
+    profiles = load_profiles(run.store, config, split)
+    for task in run.tasks(split):
+      if task.id not in profiles:
+        run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
+    mix = dict(collections.Counter(p.difficulty for p in profiles.values()))
+    run.print(f"profile of {split}: {len(profiles)} tasks, {mix}")
   weights = config.router.weights
   tokenizer = run.files().tokenizer
   if run.is_main and weights and not (tokenizer / "tokenizer.json").exists():
@@ -72,9 +74,6 @@ def profile(run: Run) -> None:
   # finished the stage.
   exchange(None)
   run.store.finish("profile")
-  for split, profiles in (("train", train.values()), ("dev", dev.values())):
-    mix = dict(collections.Counter(p.difficulty for p in profiles))
-    run.print(f"profile of {split}: {len(profiles)} tasks, {mix}")
 
 
 def references(run: Run) -> None:
