@@ -15,7 +15,7 @@ from baar_jax.config import (
 )
 from baar_jax.episode import Task
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, ProfiledTasks, new_trials
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, new_trials
 from baar_jax.rollout.specs import FIRST_SEED, Job
 
 
@@ -64,9 +64,10 @@ PLANS = (
 
 def test_hard_tasks_are_sampled_and_training_tasks_explored():
   config = Config(references=ReferencesConfig(samples=3, plans=PLANS))
-  hard = [Task("h1", "train", "", 9), Task("h2", "dev", "", 9)]
-  rest = [Task("e1", "train", "", 9), Task("e2", "dev", "", 9)]
-  listed = jobs.list_references(config, ProfiledTasks(hard, rest))
+  splits = {"h1": "train", "h2": "dev", "e1": "train", "e2": "dev", "none": "train"}
+  tasks = [Task(id_, split, "", 9) for id_, split in splits.items()]
+  is_hard = {"h1": True, "h2": True, "e1": False, "e2": False}
+  listed = jobs.list_references(config, tasks, is_hard)
   keys = [(spec.key, [job.key for job in planned]) for spec, planned in listed.items()]
   sampled = [(id_, "reference", k) for id_ in ("h1", "h2") for k in (1, 2, 3)]
   assert keys == [
@@ -79,6 +80,4 @@ def test_hard_tasks_are_sampled_and_training_tasks_explored():
     ("exploration(steps=2,repeats=1)", [("h1", "exploration", k) for k in range(1, 4)]),
   ]
   config.references.clone_large = True
-  assert jobs.list_references(config, ProfiledTasks(hard, rest)) == dict(
-    [*listed.items()][2:]
-  )
+  assert jobs.list_references(config, tasks, is_hard) == dict([*listed.items()][2:])

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Episode, Task
@@ -42,35 +41,6 @@ class RankSpec(PolicySpec):
   """
 
   rank: int
-
-
-class ProfiledTasks(NamedTuple):
-  """Separate the hard tasks of one or more splits from the rest.
-
-  Attributes:
-    hard: the hard tasks.
-    rest: the easy and the intractable tasks.
-  """
-
-  hard: Sequence[Task]
-  rest: Sequence[Task]
-
-
-def split_by_difficulty(
-  tasks: Iterable[Task], is_hard: Mapping[str, bool]
-) -> ProfiledTasks:
-  """Split tasks into hard tasks and others.
-
-  Args:
-    tasks: the tasks to split.
-    is_hard: whether a task is hard, by its id; tasks that it lacks are left out.
-  """
-  split = ProfiledTasks([], [])
-  for task in tasks:
-    if task.id in is_hard:
-      pool = split.hard if is_hard[task.id] else split.rest
-      pool.append(task)
-  return split
 
 
 def list_profile(config: Config, tasks: Iterable[Task]) -> Plan:
@@ -125,20 +95,30 @@ def exploration_specs(config: Config) -> tuple[SampledSpec, SampledSpec]:
   return explore_hard, SampledSpec("exploration-all", rest)
 
 
-def list_references(config: Config, tasks: ProfiledTasks) -> Plan:
+def list_references(
+  config: Config, tasks: Iterable[Task], is_hard: Mapping[str, bool]
+) -> Plan:
   """Return the stratified samples and the exploration of tasks.
 
   The stratified samples are for hard tasks of all splits; references are chosen among
   these samples. The exploration is for training tasks. If `references.clone_large` is
   set (an ablation), only the exploration of hard tasks is listed.
+
+  Args:
+    config: supplies the numbers of samples.
+    tasks: the training and dev tasks.
+    is_hard: whether a task is hard, by its id; tasks that it lacks are left out.
   """
-  hard_train = [task for task in tasks.hard if task.split == "train"]
-  rest_train = [task for task in tasks.rest if task.split == "train"]
+  profiled = [task for task in tasks if task.id in is_hard]
+  hard = [task for task in profiled if is_hard[task.id]]
+  hard_train = [task for task in hard if task.split == "train"]
+  rest = [task for task in profiled if not is_hard[task.id]]
+  rest_train = [task for task in rest if task.split == "train"]
   stratified = stratified_spec(config)
   explore_hard, explore_rest = exploration_specs(config)
   plan = {}
   if not config.references.clone_large:
-    plan[stratified] = _list_samples(stratified, "reference", tasks.hard)
+    plan[stratified] = _list_samples(stratified, "reference", hard)
     plan[explore_rest] = _list_samples(explore_rest, "exploration", rest_train)
   plan[explore_hard] = _list_samples(explore_hard, "exploration", hard_train)
   return plan

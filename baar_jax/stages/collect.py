@@ -87,14 +87,14 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
   is_hard = {id_: profile.hard for id_, profile in profiles.items()}
-  tasks = jobs.split_by_difficulty(learning, is_hard)
-  run.play("references", jobs.list_references(config, tasks), open_with(run.files()))
+  plan = jobs.list_references(config, learning, is_hard)
+  run.play("references", plan, open_with(run.files()))
   trajectories = load_references(run.store, config, profiles)
   update_vocabulary(run)
   # Wait until the main process has written the file.
   exchange(None)
   run.store.finish("references")
-  chosen = [trajectories[task.id] for task in tasks.hard]
+  chosen = [trajectories[id_] for id_ in profiles if is_hard[id_]]
   fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)
   trials = f"{fallback} without a successful sample take a trial of always-LARGE"
   run.print(f"references: {len(chosen)} hard tasks; {trials}")

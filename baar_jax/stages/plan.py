@@ -13,7 +13,7 @@ from baar_jax.families.table import list_specs, list_trained
 from baar_jax.families.zero_shot import ZeroShotSpec
 from baar_jax.llms.prices import format_usd, prices_of
 from baar_jax.rollout import jobs
-from baar_jax.rollout.jobs import BOUNDARY_KEYS, Plan, ProfiledTasks
+from baar_jax.rollout.jobs import BOUNDARY_KEYS, Plan
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.weights import check_directory
 from baar_jax.run import adopt_episodes, load_profiles
@@ -183,10 +183,12 @@ def list_plans(config: Config, store: Store, stage: str) -> Iterator[Plan]:
     count = getattr(config.env, f"{split}_tasks")
     assumed = [Task(f"{split}-{n}", split, "", 1) for n in range(count)]
     tasks[split] = store.tasks(split) or assumed
+  learning = tasks["train"] + tasks["dev"]
   if stage == "profile":
-    yield jobs.list_profile(config, tasks["train"] + tasks["dev"])
+    yield jobs.list_profile(config, learning)
   elif stage == "references":
-    yield jobs.list_references(config, split_tasks(config, store, tasks))
+    is_hard = label_tasks(config, store, learning)
+    yield jobs.list_references(config, learning, is_hard)
   elif stage == "evaluate":
     # Which policies play test is not known before dev is played, so all policies are
     # counted.
@@ -199,10 +201,10 @@ def list_plans(config: Config, store: Store, stage: str) -> Iterator[Plan]:
         yield from family.list_training(config, tasks["train"], tasks["dev"])
 
 
-def split_tasks(
-  config: Config, store: Store, tasks: dict[str, list[Task]]
-) -> ProfiledTasks:
-  """Divide the training and dev tasks into hard ones and others.
+def label_tasks(
+  config: Config, store: Store, learning: Sequence[Task]
+) -> dict[str, bool]:
+  """Tell by a task's id whether it is hard.
 
   If the stage profile has not finished, two of five tasks are assumed to be hard (our
   choice).
@@ -210,12 +212,9 @@ def split_tasks(
   Args:
     config: the configuration.
     store: the run's store.
-    tasks: the tasks by split.
+    learning: the training and dev tasks.
   """
-  learning = tasks["train"] + tasks["dev"]
   if store.finished("profile"):
     profiles = load_profiles(store, config, "train", "dev")
-    is_hard = {id_: profile.hard for id_, profile in profiles.items()}
-  else:
-    is_hard = {task.id: place % 5 < 2 for place, task in enumerate(learning)}
-  return jobs.split_by_difficulty(learning, is_hard)
+    return {id_: profile.hard for id_, profile in profiles.items()}
+  return {task.id: place % 5 < 2 for place, task in enumerate(learning)}
