@@ -43,12 +43,12 @@ section = dataclass(config=STRICT)
 validator = model_validator(mode="after")
 
 
-def positive(default: float, most: float = 999_999) -> Any:
+def positive(default: float, most: float = 1_000_000) -> Any:
   """Declare a field of a configuration whose value is above 0.
 
   Args:
     default: the field's default.
-    most: the largest number that is accepted. Keys of policies have six digits.
+    most: the largest number that is accepted.
   """
   return Field(default, gt=0, le=most)
 
@@ -319,8 +319,8 @@ class SFTConfig:
       and the single-turn classifier.
   """
 
-  updates: int = positive(150)
-  check_every: int = positive(5)
+  updates: int = positive(150, 999_999)
+  check_every: int = positive(5, 999_999)
   batch_episodes: int = positive(64)
   micro_episodes: int = positive(16, 100_000)
   learning_rate: float = positive(2e-5, 1)

@@ -172,8 +172,10 @@ def write(results: Results, directory: Path) -> Path:
       picture = base64.b64encode(file.read_bytes()).decode()
       figures[metric] = f"data:image/png;base64,{picture}"
   (directory / "results.json").write_text(to_json(results), encoding="utf-8")
-  source = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
-  template = jinja2.Template(source, autoescape=True)
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
+  )
+  template = environment.get_template("page.html.j2")
   page = directory / "index.html"
   page.write_text(
     template.render(
