@@ -137,7 +137,7 @@ class App(Router):
 
     Raises:
       Refusal: the client's key is wrong, or the server has no key and the client's URL
-        has another host than those in LOCAL.
+        has another host than those of LOCAL_HOST.
     """
     if not self._keys:
       if not LOCAL_HOST.fullmatch(",".join(request.headers.getlist("host"))):

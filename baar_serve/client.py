@@ -1,13 +1,13 @@
 """Open the HTTP client by which the endpoint calls models, and read their answers."""
 
 import asyncio
+import ssl
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
-import httpx2
 
 from baar_jax.llms.provider import CONNECT_S, WRONG_PROXY
 from baar_serve.meter import AnswerMeter
@@ -18,6 +18,7 @@ NOT_SENT = (
   aiohttp.ConnectionTimeoutError,
   aiohttp.ClientHttpProxyError,
   aiohttp.InvalidURL,
+  UnicodeError,  # The name of the host cannot be looked up.
 )
 # All exceptions of an attempt whose connection failed or timed out. A time-out is an
 # OSError.
@@ -44,7 +45,9 @@ def find_proxy(base_url: str) -> str | None:
   return proxy
 
 
-def open_http(timeout_s: float, proxy: str | None) -> aiohttp.ClientSession:
+def open_http(
+  timeout_s: float, proxy: str | None, tls: ssl.SSLContext
+) -> aiohttp.ClientSession:
   """Open an HTTP client that keeps no cookies; it does not connect yet.
 
   Its only time-out is the one for connecting. The caller sets a deadline for the whole
@@ -53,12 +56,11 @@ def open_http(timeout_s: float, proxy: str | None) -> aiohttp.ClientSession:
   Args:
     timeout_s: the seconds of a whole call.
     proxy: see `find_proxy`.
+    tls: the certificates to trust.
   """
   # A connection is not used twice: bytes that are left over from one answer would be
   # taken for the next one.
-  connector = aiohttp.TCPConnector(
-    limit=0, force_close=True, ssl=httpx2.create_ssl_context()
-  )
+  connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls)
   return aiohttp.ClientSession(
     connector=connector,
     headers={"accept-encoding": "identity", "user-agent": "baar"},

@@ -22,7 +22,7 @@ from baar_serve.request import (
   hash_prefix,
   read_history,
 )
-from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, NEWEST_ATOMS, Sessions
+from baar_serve.sessions import DAY_S, LONGEST_WAIT_S, Sessions
 
 # Beginning of every model name that clients may send, such as "baar" or "baar:small".
 NAME = "baar"
@@ -204,16 +204,14 @@ class Desk:
         purse and purse.id,
         fields.conversation,
       )
-    elif purse:
-      begun = self._sessions.list_conversations("purse = ? AND changed_s > 0", purse.id)
-      newest = atoms[-NEWEST_ATOMS:]
-      candidates = [found for found in begun if not found.atoms.isdisjoint(newest)]
-      for found in () if candidates else begun:
-        is_same_task = found.state.opening == history.opening
-        if is_same_task and found.last_place < place and not found.name:
-          candidates.append(found)
-    elif not fields.session:
-      candidates = self._sessions.find_matches(call.key.name, atoms, place)
+    elif purse or not fields.session:
+      candidates = self._sessions.find_matches(call.key.name, purse, atoms, place)
+      if purse and not candidates:
+        for found in self._sessions.list_conversations(
+          "purse = ? AND name = '' AND changed_s > 0", purse.id
+        ):
+          if found.state.opening == history.opening and found.last_place < place:
+            candidates.append(found)
     ranks = {}
     for found in candidates:
       played = read_policy(found.state)

@@ -229,7 +229,7 @@ class Sessions:
     return conversations
 
   def find_matches(
-    self, client: str, atoms: Sequence[str], place: int
+    self, client: str, purse: Purse | None, atoms: Sequence[str], place: int
   ) -> list[Conversation]:
     """Find a client's open conversations that gave most of a call's last replies.
 
@@ -238,6 +238,7 @@ class Sessions:
 
     Args:
       client: the name of the client's key.
+      purse: the purse that the call names; None if it names none.
       atoms: the hashes of the replies in the call's history.
       place: the number of these replies.
     """
@@ -248,7 +249,7 @@ class Sessions:
       "JOIN conversations ON conversations.id = conversation "
       "JOIN purses ON purses.id = purse "
       f"WHERE atom IN ({', '.join('?' * len(newest))}) "
-      "AND client = ? AND conversations.changed_s > 0 "
+      "AND client = ? AND purse = ifnull(?, purse) AND conversations.changed_s > 0 "
       "GROUP BY 1 ORDER BY count(DISTINCT atom) DESC, steps > ?, steps DESC, "
       "EXISTS (SELECT 1 FROM refusals WHERE refusals.purse = purses.id), "
       "conversations.changed_s < ?, conversations.changed_s LIMIT ?"
@@ -258,6 +259,7 @@ class Sessions:
       select,
       *newest,
       client,
+      purse and purse.id,
       place,
       time.time() - LONGEST_WAIT_S,
       MOST_MATCHES,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import aiohttp
+import httpx2
 
 from baar_jax.episode import FAILED
 from baar_jax.llms.history import bound_tokens
@@ -83,12 +84,14 @@ class Limits(NamedTuple):
   Attributes:
     tokenizer: a name. Models with one name count the same tokens in a text.
     reply_tokens: the tokens of the longest reply, known or assumed.
+    is_known: whether `reply_tokens` is known, and not assumed.
     context_tokens: the tokens of the window, which holds the prompt and the reply;
       infinite if it is not known.
   """
 
   tokenizer: str
   reply_tokens: int
+  is_known: bool
   context_tokens: float
 
 
@@ -105,8 +108,10 @@ def find_limits(config: UpstreamsConfig, index: int) -> Limits:
   window = model and model.context_window
   if config.context_tokens:
     window = config.context_tokens[index] or window
-  longest = reply_tokens or window or ASSUMED_REPLY
-  return Limits(tokenizer or name, longest, window or math.inf)
+  known = reply_tokens or window
+  return Limits(
+    tokenizer or name, known or ASSUMED_REPLY, bool(known), window or math.inf
+  )
 
 
 class PromptBound(NamedTuple):
@@ -175,7 +180,6 @@ class Upstream(PricedModel):
     name: the name.
     multiples: the multiples of the list price that the last answer told. Before one,
       a public endpoint may have the costliest service tier.
-    proxy: the proxy before the model's endpoint; None without one.
     limits_A: the limits of all models.
     limits: the limits of this one.
     changes: what the model has never taken so far, by wire form and field.
@@ -190,6 +194,7 @@ class Upstream(PricedModel):
 
     Raises:
       ValueError: the key is missing, or the proxy cannot be used.
+      OSError: the certificates that the environment names cannot be read.
     """
     indices = range(len(self.config.names))
     self.limits_A = [find_limits(self.config, index) for index in indices]
@@ -199,12 +204,13 @@ class Upstream(PricedModel):
     tier = 1.0 if self.endpoint.is_private else COSTLIEST_TIER
     self.multiples = {"service_tier": tier}
     self._key = self.endpoint.key()
-    self.proxy = find_proxy(self.endpoint.base_url)
+    self._proxy = find_proxy(self.endpoint.base_url)
+    self._tls = httpx2.create_ssl_context()
 
   @functools.cached_property
   def http(self) -> aiohttp.ClientSession:
     """Open the HTTP client, in the event loop that needs it."""
-    return open_http(self.config.timeout_s, self.proxy)
+    return open_http(self.config.timeout_s, self._proxy, self._tls)
 
   def offers(self, form: WireForm) -> bool:
     """Tell whether the model's endpoint offers a wire form (`models.forms`)."""
@@ -236,7 +242,8 @@ class Upstream(PricedModel):
     is_ours = not most
     if is_ours:
       most = max(LEAST_REPLY, self.limits.context_tokens - 2 * prompt.expected_tokens)
-    most = int(min(self.limits.reply_tokens, most))
+    if is_ours or self.limits.is_known:
+      most = int(min(self.limits.reply_tokens, most))
     least = min(LEAST_REPLY, most)
     # The costlier one of the tiers that the last answer and the request name counts.
     terms = AnswerMeter(multiples={**self.multiples})

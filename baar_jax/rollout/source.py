@@ -10,7 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError, with_config
+from pydantic import (
+  PydanticUserError,
+  TypeAdapter,
+  ValidationError,
+  with_config,
+)
 from tqdm import tqdm
 
 from baar_jax.config import RECORDED, STRICT, Config, explain
@@ -262,9 +267,16 @@ def read_options(kind: str, options: Mapping[str, Any]) -> Any:
   Options = base.load(kind).Options
   try:
     return TypeAdapter(with_config(STRICT)(Options)).validate_python(options)
+  except PydanticUserError:
+    raise ValueError(
+      f"--config.env.kind={kind}: annotate the options in this file with bool, int, "
+      "float or str, and without from __future__ import annotations"
+    ) from None
   except ValidationError as error:
     names = ", ".join(vars(Options())) or "none"
     problem = explain(error, "--config.env.options")
+    if not error.errors()[0]["loc"]:  # The class of the options refuses a value.
+      problem = problem.replace(".options.", ".options: ")
     raise ValueError(f"{problem}; the options of {kind}: {names}") from None
 
 

@@ -107,7 +107,13 @@ def test_an_answer_that_breaks_off_may_be_billed(ask, answer):
 
 
 @pytest.mark.parametrize(
-  "base_url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:99999", "https://models.test"]
+  "base_url",
+  [
+    "http://a..127.0.0.1",
+    "http://127.0.0.1:9/v1",
+    "http://127.0.0.1:99999",
+    "https://models.test",
+  ],
 )
 def test_a_call_without_a_connection_is_not_billed(ask, base_url):
   """The proxy refuses the tunnel to the last address."""
