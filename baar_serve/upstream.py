@@ -193,8 +193,8 @@ class Upstream(PricedModel):
     """Find the key and the proxy of the endpoint, and the limits of all models.
 
     Raises:
-      ValueError: the key is missing, or the proxy cannot be used.
-      OSError: the certificates that the environment names cannot be read.
+      ValueError: the key is missing, or the proxy or the certificates that the
+        environment names cannot be used.
     """
     indices = range(len(self.config.names))
     self.limits_A = [find_limits(self.config, index) for index in indices]
@@ -205,7 +205,12 @@ class Upstream(PricedModel):
     self.multiples = {"service_tier": tier}
     self._key = self.endpoint.key()
     self._proxy = find_proxy(self.endpoint.base_url)
-    self._tls = httpx2.create_ssl_context()
+    try:
+      self._tls = httpx2.create_ssl_context()
+    except OSError:
+      raise ValueError(
+        "SSL_CERT_FILE or SSL_CERT_DIR names no certificates: correct or unset it"
+      ) from None
 
   @functools.cached_property
   def http(self) -> aiohttp.ClientSession:
