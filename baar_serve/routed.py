@@ -63,9 +63,11 @@ class Budgets:
           call.aside_usd = min(call.offers[model].aside_usd for model in offering)
         old_usd = purse.aside_usd
         purse.set_aside(call.aside_usd)
-        models = self._list_fitting(call, offering)
-        unspent_usd = sessions.unspent_usd(purse)
-        purse.set_aside(old_usd)
+        try:
+          models = self._list_fitting(call, offering)
+          unspent_usd = sessions.unspent_usd(purse)
+        finally:
+          purse.set_aside(old_usd)
         if models:
           return models
         if needed_usd * (1 + ROUNDING) > unspent_usd:
